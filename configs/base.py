@@ -1,0 +1,171 @@
+"""Every field of a run, with its unit and meaning. Other config files start from this one and change a few values.
+
+The values are those of the published method on ALFWorld (arXiv 2607.14777). Only `model.init` has no default.
+A field that names one of several choices lists them all; `seed_jax.config.check` refuses everything else.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """Returns the full config. Its fields can be changed but, since it is locked, no unknown field can be added."""
+    config = ConfigDict()
+    config.method = "seed"  # a name for logs and reports; the fields below decide what is computed
+    config.seed = 0  # the seed of everything random: task order, sampling, shuffling
+    config.iterations = 150  # iterations to train in total; one is rollout, analysis, update
+    config.old_logprobs = "recompute"  # log-probs in the policy ratio: "recompute" by trainer | of "sampler"
+    config.model = _model()
+    config.mesh = _mesh()
+    config.env = _env()
+    config.rollout = _rollout()
+    config.hindsight = _hindsight()
+    config.adv = _advantage()
+    config.loss = _loss()
+    config.distill = _distill()
+    config.optim = _optim()
+    config.pack = _pack()
+    config.eval = _eval()
+    config.checkpoint = _checkpoint()
+    config.log = _log()
+    return config.lock()
+
+
+def _model() -> ConfigDict:
+    model = ConfigDict()
+    model.init = ""  # directory in Hugging Face format: config.json, *.safetensors and the tokenizer files
+    model.dtype = "bfloat16"  # type of activations: "float32" | "bfloat16"; master weights are always float32
+    model.remat = "full"  # what the backward pass computes again: "none" | "dots" (all but matmuls) | "full"
+    return model
+
+
+def _mesh() -> ConfigDict:
+    mesh = ConfigDict()
+    mesh.fsdp = -1  # devices that split the batch and the weights; -1 = all that `tensor` leaves
+    mesh.tensor = 1  # devices that split heads and ffn of every layer; -1 = all that `fsdp` leaves
+    return mesh
+
+
+def _env() -> ConfigDict:
+    env = ConfigDict()
+    env.name = "alfworld"  # the environment
+    env.data = "generated"  # "generated" = games made from seeds, no download | directory of the official games
+    env.size = "mini"  # size of a generated game; ignored for official games
+    env.engine = "native"  # "native" (pure Python) | "textworld" (the pip package; about 1000 times slower)
+    env.prompt = "released"  # "released" (wording of the published runs) | "compact" (short, for small models)
+    env.max_steps = 30  # commands in an episode; then it counts as lost
+    env.history = 5  # past turns shown in the prompt
+    env.train_tasks = 3553  # tasks to train on (3553 = the official train split)
+    env.workers = 0  # worker processes that run the games; 0 = the driver runs them (right for "native")
+    env.step_timeout_s = 60.0  # seconds a worker may take for one reset or command before it is restarted
+    return env
+
+
+def _rollout() -> ConfigDict:
+    rollout = ConfigDict()
+    rollout.tasks = 16  # tasks in an iteration, balanced over task families
+    rollout.group = 8  # episodes of each task
+    rollout.temperature = 1.0  # sampling temperature of training episodes
+    rollout.max_response_tokens = 512  # tokens of a response, end token included
+    rollout.max_prompt_tokens = 2048  # tokens of a prompt; a longer one loses its oldest turns and is counted
+    rollout.batch = 64  # requests in one decode call
+    rollout.prompt_bucket = 32  # prompt lengths are padded up to a multiple of this many tokens, to compile rarely
+    rollout.require_think = True  # a response without <think> ... </think> is an invalid action
+    return rollout
+
+
+def _hindsight() -> ConfigDict:
+    hindsight = ConfigDict()
+    hindsight.source = "self_hindsight"  # who writes skills: "none" | "self_hindsight" = the policy, after each episode
+    hindsight.max_analysis_tokens = 16384  # tokens of the prompt that shows an episode to the analyzer
+    hindsight.max_skill_tokens = 256  # tokens the analyzer may write, and that a skill may add to the teacher prompt
+    hindsight.min_words = 3  # a skill of fewer words is dropped and counted
+    hindsight.placement = "after_task_line"  # where a skill stands in the teacher prompt: "after_task_line"
+    hindsight.min_coverage_iterations = 3  # stop with an error after so many iterations without any skill; 0 = never
+    return hindsight
+
+
+def _advantage() -> ConfigDict:
+    adv = ConfigDict()
+    adv.kind = "grpo"  # "grpo" = reward relative to the group that shares a task
+    adv.stat = "rows"  # group statistics over turn "rows" (long episodes weigh more) | over "episodes"
+    adv.normalize = "std"  # "std" = (reward - mean) / (std + eps) | "mean" = reward - mean
+    adv.eps = 1e-6  # added to the group's standard deviation
+    adv.std_floor = 0.0  # the standard deviation counts at least this much, in units of reward
+    adv.invalid = "format"  # a turn is invalid if its reply breaks the "format" | also if its command is "inadmissible"
+    adv.invalid_penalty = (
+        "in_score"  # the penalty is subtracted "in_score" = before normalisation | "after_norm" = from the advantage
+    )
+    adv.penalty = 0.1  # penalty of an invalid turn, in units of reward (in_score) or of the advantage (after_norm)
+    return adv
+
+
+def _loss() -> ConfigDict:
+    loss = ConfigDict()
+    loss.rl_coef = 1.0  # weight of the clipped policy loss
+    loss.clip_low = 0.2  # the policy ratio is clipped to [1 - clip_low, 1 + clip_high]
+    loss.clip_high = 0.2  # see clip_low
+    loss.dual_clip = 3.0  # bound of the loss of a negative advantage, in multiples of it
+    loss.kl_coef = 0.01  # weight of the k3 divergence from the initial weights
+    loss.entropy_coef = 0.001  # weight of the entropy bonus
+    return loss
+
+
+def _distill() -> ConfigDict:
+    distill = ConfigDict()
+    distill.kind = "gap_nll"  # "none" | "gap_nll" = gate * (teacher log-prob - log-prob of the sampled token)
+    # "sig_gap" = sigmoid(beta * (teacher log-prob - student log-prob)) | "const" = 0.5 | "none" = 1; no gradient
+    distill.gate = "sig_gap"  # weight of each token
+    distill.beta = 5.0  # steepness of the gate, per nat
+    distill.coef = 0.01  # weight of the distillation loss
+    return distill
+
+
+def _optim() -> ConfigDict:
+    optim = ConfigDict()
+    optim.lr = 1e-6  # AdamW learning rate
+    optim.b1 = 0.9  # decay of the mean of gradients
+    optim.b2 = 0.999  # decay of the mean of squared gradients
+    optim.eps = 1e-8  # added to the root of the mean of squared gradients
+    optim.weight_decay = 0.01  # decoupled decay, times the learning rate
+    optim.grad_clip = 1.0  # largest global norm of a gradient
+    optim.warmup_steps = 0  # optimizer steps from zero to the full learning rate
+    return optim
+
+
+def _pack() -> ConfigDict:
+    """A row holds several turns side by side; the teacher version of a turn has its place in the same teacher row."""
+    pack = ConfigDict()
+    pack.row_tokens = 4096  # tokens of a student row
+    pack.teacher_row_tokens = 8192  # tokens of a teacher row: the same turns, each with its skill
+    pack.max_turns_per_row = 64  # turns in a row
+    pack.scored_tokens_per_row = 1024  # response tokens in a row (only these reach the vocabulary projection)
+    pack.rows_per_micro = 8  # rows in one backward pass; more needs more device memory
+    pack.micros_per_mini = 8  # backward passes in one optimizer step
+    return pack
+
+
+def _eval() -> ConfigDict:
+    evaluation = ConfigDict()
+    evaluation.every = 5  # iterations between evaluations; 0 = only before and after training
+    evaluation.split = "seen"  # held-out games: "seen" rooms | "unseen" rooms
+    evaluation.games = 192  # games of the panel; each is played once per temperature
+    evaluation.temperatures = (0.0, 0.4)  # 0 = greedy
+    evaluation.seed = 1000  # seed of the sampling, the same at every evaluation
+    return evaluation
+
+
+def _checkpoint() -> ConfigDict:
+    checkpoint = ConfigDict()
+    checkpoint.every = 5  # iterations between checkpoints; the last iteration is always saved
+    checkpoint.keep = 3  # newest checkpoints that stay on disk
+    return checkpoint
+
+
+def _log() -> ConfigDict:
+    log = ConfigDict()
+    log.episodes_per_iteration = 128  # episodes of an iteration written to episodes.jsonl
+    log.tensorboard = True  # write TensorBoard files beside metrics.jsonl
+    log.diagnostics_episodes = 96  # episodes behind the closing skill table; 0 = no table
+    return log

@@ -1,0 +1,74 @@
+"""ALFWorld as the trainer sees it: tasks of a split, prompts, and the parsing of replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from envs.alfworld import actions, prompt
+from envs.alfworld.engine import make
+from envs.alfworld.generate import make_tasks
+from envs.alfworld.planner import PROCESS, annotate, kind
+from envs.base import Task
+
+FACTORY = "envs.alfworld.engine:make"
+
+
+class AlfworldDomain:
+    """Prompt style and parsing rules of one run (`style` as in prompt.STYLES)."""
+
+    def __init__(self, style: str, require_think: bool = True):
+        self.style, self.require_think = style, require_think
+
+    def goal(self, first_observation: str) -> str:
+        return prompt.task_goal(first_observation)
+
+    def prompt(
+        self, goal: str, history: list[tuple[str, str, str]], observation: str, admissible: Sequence[str], window: int
+    ) -> str:
+        """The user message of one turn; history holds (observation, command, result) of every earlier turn."""
+        return prompt.build(
+            self.style,
+            goal=goal,
+            history=history,
+            observation=observation,
+            admissible=admissible,
+            history_length=window,
+        )
+
+    def parse(self, reply: str) -> actions.Action:
+        return actions.parse(reply, require_think=self.require_think)
+
+    def true_skill(self, task: Task) -> str:
+        """The skill that the rule-based annotator writes for the task's own walkthrough."""
+        game = make(task.source)
+        game.reset()
+        steps = [(command, game.step(command).text) for command in task.source["walkthrough"]]
+        return annotate(task.source, steps, won=True)[1]
+
+    def row_class(self, task: Task, episode: Any, index: int) -> str | None:
+        """What kind of decision turn `index` of an episode is, for the skill table; None for turns that decide
+        little."""
+        turn = episode.turns[index]
+        outcome = "success" if episode.won else "failure"
+        if not turn.admissible:
+            return f"{outcome}: invalid action"
+        verb, appliance = PROCESS.get(task.source["family"], (None, None))
+        if verb and turn.command.startswith(f"{verb} "):
+            return f"{outcome}: {'/'.join(sorted(v for v, _ in PROCESS.values()))}"
+        if not turn.command.startswith("go to "):
+            return None
+        place = turn.command[len("go to ") :]
+        if not any(
+            (earlier.command or "").startswith("take ") and earlier.admissible for earlier in episode.turns[:index]
+        ):
+            source = next(c for c in task.source["walkthrough"] if c.startswith("go to "))[len("go to ") :]
+            return f"{outcome}: search, {'right' if place == source else 'other'} place"
+        if verb and not any((earlier.command or "").startswith(f"{verb} ") for earlier in episode.turns[:index]):
+            return f"{outcome}: holds it, {'to the appliance' if kind(place) == appliance else 'elsewhere'}"
+        return None
+
+
+def generated_tasks(split: str, count: int, size: str) -> list[Task]:
+    """`count` generated games of a split, balanced over the six families."""
+    return make_tasks(split, count, size)

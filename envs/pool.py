@@ -1,0 +1,373 @@
+"""Runs many games at once: in the driver process, or in worker processes that may hang or die without harm.
+
+A slot is the place of one running game. The driver opens slots with tasks and steps any subset of them together.
+Games are deterministic, so a game that was lost with its worker is built again from its task and its commands.
+Games run in processes, never in threads: the parser inside TextWorld is not thread-safe.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple, Protocol
+
+from envs.base import EnvError, Game, Obs, Task
+
+Factory = Callable[[Any], Game]
+START_TIMEOUT_S = 120.0  # for a new worker to import what it needs
+STOP_TIMEOUT_S = 2.0  # for an idle worker to end by itself
+
+_log = logging.getLogger(__name__)
+
+
+class Pool(Protocol):
+    """What a rollout driver sees. An EnvError in a result means that this episode is lost; the others go on."""
+
+    def open(self, slots: Sequence[int], tasks: Sequence[Task]) -> list[Obs | EnvError]:
+        """Starts a game in each slot (ending the one that was there) and returns the first observations."""
+        ...
+
+    def step(self, slots: Sequence[int], commands: Sequence[str]) -> list[Obs | EnvError]:
+        """One command for each slot, which must have been opened and not lost. Order of results: as `slots`."""
+        ...
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start: worker "restarts", "timeouts" (some of the restarts), "errors" (episodes lost)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def make_pool(factory: Factory | str, *, workers: int = 0, step_timeout_s: float = 60, max_restarts: int = 3) -> Pool:
+    """A pool of games that `factory(task.source)` builds.
+
+    factory: a top-level function of an importable module (a functools.partial of one), or its name "module:function".
+    workers: processes to run the games in; 0 = this process, right for engines that cost less than a message.
+    step_timeout_s: seconds that one reset or command may take in a worker.
+    max_restarts: how often an episode may lose its worker and be replayed; once more, and the episode is lost.
+    """
+    function = _resolve(factory) if isinstance(factory, str) else factory
+    if workers == 0:
+        return LocalPool(function)
+    with _without_main_module():
+        try:
+            ForkingPickler.dumps(factory)
+        except Exception as error:
+            raise ValueError(f"factory {factory} must be a top-level function of an importable module") from error
+    return WorkerPool(factory, workers, step_timeout_s, max_restarts)
+
+
+def _resolve(name: str) -> Factory:
+    module, _, function = name.partition(":")
+    if not function:
+        raise ValueError(f"factory {name!r} must look like 'module:function'")
+    return getattr(importlib.import_module(module), function)
+
+
+class LocalPool:
+    """All games in this process: nothing to restart, and no protection against a game that hangs."""
+
+    def __init__(self, factory: Factory):
+        self._factory = factory
+        self._games: dict[int, tuple[Task, Game]] = {}
+        self._errors = 0
+
+    def open(self, slots: Sequence[int], tasks: Sequence[Task]) -> list[Obs | EnvError]:
+        _check_distinct(slots)
+
+        def start(slot: int, task: Task) -> Obs:
+            game = self._factory(task.source)
+            self._games[slot] = (task, game)
+            return game.reset()
+
+        return [self._guarded(slot, task, start, slot, task) for slot, task in zip(slots, tasks, strict=True)]
+
+    def step(self, slots: Sequence[int], commands: Sequence[str]) -> list[Obs | EnvError]:
+        _check_distinct(slots)
+        _check_open(slots, self._games)
+        results = []
+        for slot, command in zip(slots, commands, strict=True):
+            task, game = self._games[slot]
+            results.append(self._guarded(slot, task, game.step, command))
+        return results
+
+    def stats(self) -> dict[str, int]:
+        return {"restarts": 0, "timeouts": 0, "errors": self._errors}
+
+    def close(self) -> None:
+        self._games.clear()
+
+    def _guarded(self, slot: int, task: Task, call: Callable[..., Obs], *arguments: Any) -> Obs | EnvError:
+        try:
+            return call(*arguments)
+        except Exception as error:  # whatever a game raises costs this episode only
+            self._games.pop(slot, None)
+            self._errors += 1
+            return _lost(task, _describe(error))
+
+
+@dataclass
+class _Running:
+    """What the driver knows of a game in a worker: enough to build it again."""
+
+    task: Task
+    commands: list[str] = field(default_factory=list)  # answered commands
+    asked: tuple[str, ...] = ()  # the command that waits for its answer
+    waiting: bool = True  # for an answer that the caller wants
+    losses: int = 0  # workers lost while they ran this game
+    error: EnvError | None = None  # lost while it was replayed; the caller learns of it at its next step
+
+
+class _Request(NamedTuple):
+    """To a worker: build the game if asked to, play the commands, answer with the last observation."""
+
+    slot: int
+    build: bool
+    source: Any
+    commands: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: Any
+    connection: Connection
+    deadline: float
+    ready: bool = False
+    failed_starts: int = 0
+    requests: list[_Request] = field(default_factory=list)  # to send when it is ready
+    pending: list[int] = field(default_factory=list)  # slots it has to answer, in order
+
+
+class WorkerPool:
+    """Slot s runs in worker s modulo the number of workers. One message a worker and call; one answer a slot."""
+
+    def __init__(self, factory: Factory | str, workers: int, step_timeout_s: float, max_restarts: int):
+        self._factory = factory
+        self._step_timeout_s = step_timeout_s
+        self._max_restarts = max_restarts
+        self._running: dict[int, _Running] = {}
+        self._stats = {"restarts": 0, "timeouts": 0, "errors": 0}
+        self._workers = [self._spawn() for _ in range(workers)]
+
+    def open(self, slots: Sequence[int], tasks: Sequence[Task]) -> list[Obs | EnvError]:
+        _check_distinct(slots)
+        for slot, task in zip(slots, tasks, strict=True):
+            self._running[slot] = _Running(task)
+        requests = [_Request(slot, True, task.source, ()) for slot, task in zip(slots, tasks, strict=True)]
+        return self._answers(slots, requests)
+
+    def step(self, slots: Sequence[int], commands: Sequence[str]) -> list[Obs | EnvError]:
+        _check_distinct(slots)
+        _check_open(slots, self._running)
+        requests = []
+        for slot, command in zip(slots, commands, strict=True):
+            game = self._running[slot]
+            if game.error is None:
+                game.asked, game.waiting = (command,), True
+                requests.append(_Request(slot, False, None, game.asked))
+        return self._answers(slots, requests)
+
+    def stats(self) -> dict[str, int]:
+        return dict(self._stats)
+
+    def close(self) -> None:
+        """Ends all workers and waits for them. May be called again."""
+        for worker in self._workers:
+            if not worker.pending and worker.process.is_alive():
+                try:
+                    worker.connection.send(None)
+                except OSError:
+                    continue  # it has just died
+        for worker in self._workers:
+            worker.process.join(0 if worker.pending else STOP_TIMEOUT_S)
+            _end(worker)
+        self._workers, self._running = [], {}
+
+    def _answers(self, slots: Sequence[int], requests: list[_Request]) -> list[Obs | EnvError]:
+        results: dict[int, Obs] = {}
+        for index, worker in enumerate(self._workers):
+            mine = [request for request in requests if request.slot % len(self._workers) == index]
+            if not mine:
+                continue
+            if worker.pending or not worker.process.is_alive():  # an interrupted call, or a death between calls
+                self._restart(worker, "died between two calls", blamed=None)
+            else:
+                self._send(worker, mine)
+        while busy := [worker for worker in self._workers if worker.pending]:
+            timeout_s = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+            readable = wait([worker.connection for worker in busy], timeout_s)
+            for worker in busy:
+                if worker.connection in readable:
+                    self._receive(worker, results)
+                elif time.monotonic() > worker.deadline and not worker.connection.poll():
+                    self._stats["timeouts"] += 1
+                    self._restart(worker, "timed out", blamed=worker.pending[0])
+        return [results[slot] if slot in results else self._forget(slot) for slot in slots]
+
+    def _forget(self, slot: int) -> EnvError:
+        error = self._running.pop(slot).error
+        assert error is not None  # a slot without an answer is a lost one
+        return error
+
+    def _send(self, worker: _Worker, requests: list[_Request]) -> None:
+        worker.pending = [request.slot for request in requests]
+        if not worker.ready:
+            worker.requests = requests
+            return
+        worker.deadline = time.monotonic() + self._step_timeout_s
+        try:
+            worker.connection.send(requests)
+        except OSError:
+            self._restart(worker, "died", blamed=None)
+
+    def _receive(self, worker: _Worker, results: dict[int, Obs]) -> None:
+        try:
+            kind, content = worker.connection.recv()
+        except (EOFError, OSError):
+            self._restart(worker, "died", blamed=worker.pending[0])
+            return
+        worker.deadline = time.monotonic() + self._step_timeout_s
+        if kind == "ready":
+            worker.ready, worker.failed_starts = True, 0
+            self._send(worker, worker.requests)
+        elif kind in ("obs", "error"):
+            slot = worker.pending.pop(0)
+            game = self._running[slot]
+            if kind == "error":
+                self._lose(game, content)
+            elif game.waiting:
+                game.commands += game.asked
+                game.asked, game.waiting = (), False
+                results[slot] = content
+
+    def _lose(self, game: _Running, reason: str) -> None:
+        self._stats["errors"] += 1
+        game.error = _lost(game.task, reason)
+
+    def _restart(self, worker: _Worker, reason: str, blamed: int | None) -> None:
+        """Replaces a worker and sends it everything that the lost one knew or was asked."""
+        self._stats["restarts"] += 1
+        reason = f"its worker {reason} (exit code {_end(worker)})"
+        if worker.ready and blamed is not None:
+            game = self._running[blamed]
+            game.losses += 1
+            if game.losses > self._max_restarts:
+                self._lose(game, f"{reason}, {game.losses} times in this episode")
+        _log.warning("an environment worker is restarted: %s", reason)
+        index = self._workers.index(worker)
+        self._workers[index] = replacement = self._spawn()
+        replacement.failed_starts = 0 if worker.ready else worker.failed_starts + 1
+        if replacement.failed_starts > self._max_restarts:
+            raise RuntimeError(f"environment workers cannot start: {reason}; see their messages on stderr")
+
+        requests = [
+            _Request(slot, True, game.task.source, (*game.commands, *game.asked))
+            for slot, game in self._running.items()
+            if slot % len(self._workers) == index and game.error is None
+        ]
+        # The suspect comes first: if it kills this worker too, the others have not been replayed in vain.
+        requests.sort(key=lambda request: request.slot != blamed)
+        self._send(replacement, requests)
+
+    def _spawn(self) -> _Worker:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        process = context.Process(target=_serve, args=(there, self._factory), daemon=True, name="env-worker")
+        with _without_main_module():
+            process.start()
+        there.close()  # so that the death of the worker is the end of the pipe
+        return _Worker(process, here, time.monotonic() + max(START_TIMEOUT_S, self._step_timeout_s))
+
+
+def _end(worker: _Worker) -> int:
+    """Makes sure that nothing is left of a worker, and returns its exit code (-9: it was killed)."""
+    worker.process.kill()
+    worker.process.join()
+    exit_code = worker.process.exitcode
+    worker.process.close()
+    worker.connection.close()
+    return exit_code
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """A spawned process imports the main module of its parent, hence JAX with it: hide that module meanwhile."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _serve(connection: Connection, factory: Factory | str) -> None:
+    """The life of a worker: takes lists of requests until the driver closes the pipe or says None."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which then closes the pool
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    build = _resolve(factory) if isinstance(factory, str) else factory
+    games: dict[int, Game] = {}
+    try:
+        connection.send(("ready", None))
+        while (requests := connection.recv()) is not None:
+            for request in requests:
+                connection.send(_play(games, build, request, connection))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the driver is gone
+
+
+def _play(games: dict[int, Game], build: Factory, request: _Request, connection: Connection) -> tuple[str, Any]:
+    try:
+        if request.build:
+            games.pop(request.slot, None)
+            games[request.slot] = build(request.source)
+            observation = games[request.slot].reset()
+        for command in request.commands:
+            if request.build:
+                connection.send(("alive", None))  # the time limit is for one command, not for a whole replay
+            observation = games[request.slot].step(command)
+        return "obs", observation
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:  # whatever a game raises costs this episode only
+        games.pop(request.slot, None)
+        return "error", _describe(error)
+
+
+def _exit_with_parent() -> None:
+    """The pipe does not tell a worker that is busy with a game; this does."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _lost(task: Task, reason: str) -> EnvError:
+    _log.warning("the episode of task %s is lost: %s", task.id, reason)
+    return EnvError(f"task {task.id}: {reason}")
+
+
+def _check_distinct(slots: Sequence[int]) -> None:
+    if len(set(slots)) != len(slots):
+        raise ValueError(f"a slot is named twice in one call: {list(slots)}")
+
+
+def _check_open(slots: Sequence[int], games: dict[int, Any]) -> None:
+    closed = [slot for slot in slots if slot not in games]
+    if closed:
+        raise ValueError(f"no game runs in slots {closed}: they were never opened, or their episode was lost")

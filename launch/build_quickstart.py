@@ -1,0 +1,295 @@
+"""Builds the quickstart's tokenizer, base model and stage-1 model (what `assets/quickstart/` holds).
+
+    python -m launch.build_quickstart --out=assets/quickstart
+
+1. A tokenizer of phrases and numbered names of the generated games.
+2. The base: behaviour cloning of a rule-based player on generated games. It perceives well but lacks a workflow: in
+    `--skip` of the
+   clean / heat / cool demonstrations the player forgets that step and fails.
+3. Stage 1: hindsight-skill SFT on (episode -> skill) pairs from a rule-based annotator, mixed with acting rows and
+    with acting rows
+   that follow a skill in the prompt.
+
+No game of the training list or of an evaluation panel is used here.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+from absl import app, flags
+
+from envs.alfworld import vocabulary
+from envs.alfworld.domain import FACTORY, AlfworldDomain
+from envs.alfworld.engine import make
+from envs.alfworld.games import FAMILIES
+from envs.alfworld.generate import make_game, make_tasks
+from envs.alfworld.planner import Planner, annotate, read_hint
+from envs.alfworld.prompt import offered_commands
+from envs.pool import make_pool
+from seed_jax import tokenizer as tok
+from seed_jax.evaluate import evaluate
+from seed_jax.hindsight.analyzer import analyze
+from seed_jax.hindsight.prompts import analysis_prompt, insert_skill
+from seed_jax.models import hf
+from seed_jax.models.spec import ModelSpec, init_params
+from seed_jax.rollout import World
+from seed_jax.runtime.memory import keep_freed_memory
+from seed_jax.sampler.engine import Sampler
+from seed_jax.train.packing import Sample, Shape
+from seed_jax.train.sft import train_sft
+from seed_jax.train.state import init_state, make_optimizer
+from seed_jax.types import Episode, Turn
+
+OUT = flags.DEFINE_string("out", "assets/quickstart", "directory that receives base/ and stage1/")
+BASE_STEPS = flags.DEFINE_integer("base_steps", 1400, "optimizer steps of behaviour cloning")
+STAGE1_STEPS = flags.DEFINE_integer("stage1_steps", 500, "optimizer steps of stage 1")
+GAMES = flags.DEFINE_integer("games", 6000, "games of the behaviour-cloning data (each played twice)")
+SKIP = flags.DEFINE_float("skip", 0.6, "share of clean/heat/cool demonstrations that forget the step")
+SEED = flags.DEFINE_integer("seed", 0, "seed of data and training")
+
+STYLE, HISTORY, MAX_STEPS = "compact", 4, 12
+FIRST_GAME = 500_000  # seeds of the demonstration games: far behind any training list
+SHAPE = Shape(row_tokens=160, scored_tokens=48, turns=4)
+SKILL_SHAPE = Shape(row_tokens=320, scored_tokens=80, turns=4)
+DOMAIN = AlfworldDomain(STYLE)
+
+
+def model_spec(vocab_size: int) -> ModelSpec:
+    """About a million parameters: 4 layers of the Qwen2 block."""
+    return ModelSpec(
+        vocab_size=vocab_size,
+        d_model=128,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        d_ff=448,
+        max_position=1024,
+    )
+
+
+def demonstrate(game: dict, rng: random.Random, *, skip: bool, noise: float = 0.0, skill: str | None = None) -> Episode:
+    """Plays one game with the rule-based player; every turn's label is the player's choice, executed with
+    probability 1 - noise."""
+    known, avoid = read_hint(skill) if skill else (None, frozenset())
+    player = Planner(game, rng, known=known, avoid=avoid, skip_process=skip)
+    world = make(game)
+    observation, command = world.reset(), None
+    episode = Episode(task_id=game["id"], family=game["family"], goal=game["goal"], group=0, index=0)
+    for _ in range(MAX_STEPS):
+        player.note(command, observation.text)
+        thought, label = player.act(observation.admissible)
+        history = [(turn.observation, turn.command, turn.result) for turn in episode.turns]
+        prompt = DOMAIN.prompt(game["goal"], history, observation.text, observation.admissible, HISTORY)
+        command = label if rng.random() >= noise else rng.choice(offered_commands(observation.admissible))
+        before, observation = observation, world.step(command)
+        episode.turns.append(
+            Turn(
+                prompt=insert_skill(prompt, skill, STYLE) if skill else prompt,
+                prompt_ids=[],
+                response_ids=[],
+                logprobs=None,
+                observation=before.text,
+                response=f"<think> {thought} </think> <action> {label} </action>",
+                command=command,
+                valid=True,
+                admissible=True,
+                result=observation.text,
+            )
+        )
+        if observation.won:
+            episode.won = True
+            break
+    return episode
+
+
+def games(first: int, count: int) -> Iterator[dict]:
+    for index in range(count):
+        yield make_game(FAMILIES[index % len(FAMILIES)], first + index // len(FAMILIES), "mini", "train")
+
+
+def encode(tokenizer, pairs: list[tuple[str, str]]) -> list[Sample]:
+    """(prompt, reply) texts -> samples."""
+    prompts = tok.encode_prompts(tokenizer, [prompt for prompt, _ in pairs])
+    replies = tokenizer([reply for _, reply in pairs], add_special_tokens=False)["input_ids"]
+    return [Sample(prompt, [*reply, tokenizer.eos_token_id]) for prompt, reply in zip(prompts, replies, strict=True)]
+
+
+def acting_pairs(episodes: list[Episode]) -> list[tuple[str, str]]:
+    return [(turn.prompt, turn.response) for episode in episodes for turn in episode.turns]
+
+
+def skill_pair(game: dict, episode: Episode) -> tuple[str, str]:
+    """(analysis prompt, JSON) of one episode by the rule-based annotator."""
+    summary, skill = annotate(game, [(turn.command, turn.result) for turn in episode.turns], episode.won)
+    return analysis_prompt(episode, STYLE), f'{{"episode_summary": "{summary}", "episode_skill": "{skill}"}}'
+
+
+def base_data(tokenizer, count: int, skip: float, seed: int) -> list[Sample]:
+    rng = random.Random(seed)
+    episodes = [
+        demonstrate(game, rng, skip=rng.random() < skip, noise=noise)
+        for game in games(FIRST_GAME, count)
+        for noise in (0.0, 0.35)
+    ]
+    return encode(tokenizer, acting_pairs(episodes))
+
+
+def stage1_data(tokenizer, count: int, skip: float, seed: int) -> tuple[list[Sample], list[Sample], list[Sample]]:
+    """(acting, hint-following, skill-writing) samples."""
+    rng = random.Random(seed + 1)
+    acting, following, skills = [], [], []
+    for game in games(FIRST_GAME + 100_000, count):
+        played = [demonstrate(game, rng, skip=rng.random() < skip, noise=noise) for noise in (0.0, 0.35)]
+        played.append(demonstrate(game, rng, skip=False))
+        acting += played[:2]
+        skills += [skill_pair(game, episode) for episode in played]
+        for episode in (played[-1], next((e for e in played if not e.won), played[0])):
+            _, skill = annotate(game, [(turn.command, turn.result) for turn in episode.turns], episode.won)
+            again = demonstrate(game, rng, skip=False, skill=skill)
+            following += [again] if again.won else []
+    return (
+        encode(tokenizer, acting_pairs(acting)),
+        encode(tokenizer, acting_pairs(following)),
+        encode(tokenizer, skills),
+    )
+
+
+def reporter(name: str, total: int):
+    start, losses = time.time(), []
+
+    def report(step: int, loss) -> None:
+        losses.append(loss)
+        if step % 100 == 0 or step == total:
+            mean = float(sum(losses) / len(losses))
+            losses.clear()
+            print(f"{name} step {step}/{total} loss {mean:.3f} {time.time() - start:.0f}s", flush=True)
+
+    return report
+
+
+def measure(tokenizer, spec, params, games_count: int = 192, skills: bool = False) -> None:
+    """Prints held-out success, greedy and at temperature .4, and (for stage 1) the parse rate of skills."""
+    sampler = Sampler(spec, tokenizer.eos_token_id, seed=0)
+    sampler.params = params
+    world = World(DOMAIN, make_pool(FACTORY), MAX_STEPS, HISTORY)
+    for temperature in (0.0, 0.4):
+        result, episodes = evaluate(
+            sampler,
+            tokenizer,
+            world,
+            make_tasks("seen", games_count),
+            temperature=temperature,
+            max_tokens=20,
+            max_prompt_tokens=160,
+            seed=1000,
+        )
+        rates = " ".join(f"{family.split('_')[1]} {rate:.2f}" for family, rate in result["family"].items())
+        print(
+            f"T={temperature}: success {result['success_rate']:.3f} +- {result['standard_error']:.3f} ({rates}) "
+            f"admissible {result['admissible_rate']:.3f} valid {result['valid_rate']:.3f}",
+            flush=True,
+        )
+    if skills:
+        from types import SimpleNamespace
+
+        counts = analyze(
+            sampler,
+            tokenizer,
+            episodes,
+            SimpleNamespace(max_analysis_tokens=288, max_skill_tokens=40, min_words=3),
+            STYLE,
+            0,
+        )
+        print(
+            f"skills parsed {counts['parsed']}/{counts['analyzed']}",
+            dict(counts),
+            episodes[0].skill,
+            episodes[1].skill,
+            flush=True,
+        )
+
+
+def save(params, spec, tokenizer, out: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        hf.save(
+            params,
+            spec,
+            out,
+            tokenizer_dir=folder,
+            dtype="bfloat16",
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+
+
+def build_base(tokenizer, spec, optimizer, out: Path) -> None:
+    """Behaviour cloning in two parts: with a loss on prompts (copying forms sooner), then on replies alone."""
+    seed = SEED.value
+    state = init_state(init_params(spec, jax.random.PRNGKey(seed)), optimizer, keep_reference=False)
+    samples = base_data(tokenizer, GAMES.value, SKIP.value, seed)
+    print(
+        f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters, vocabulary {len(tokenizer)}, "
+        f"{len(samples)} acting turns",
+        flush=True,
+    )
+    for name, lr, prompt_weight in (("warm", 2e-3, 0.3), ("base", 1.5e-3, 0.0)):
+        steps = BASE_STEPS.value // 2
+        state = train_sft(
+            state,
+            spec,
+            optimizer,
+            [(samples, 1.0)],
+            SHAPE,
+            steps=steps,
+            rows_per_step=36,
+            lr=lr,
+            seed=seed,
+            prompt_weight=prompt_weight,
+            report=reporter(name, steps),
+        )
+        measure(tokenizer, spec, state.params)
+    save(state.params, spec, tokenizer, out)
+
+
+def main(_) -> None:
+    keep_freed_memory()
+    out, seed = Path(OUT.value), SEED.value
+    tokenizer = tok.build_phrase_tokenizer(
+        vocabulary.phrases(), vocabulary.classes(), vocabulary.words(), vocabulary.MAX_NUMBER
+    )
+    spec = model_spec(len(tokenizer))
+    optimizer = make_optimizer(0.9, 0.95, 1e-8, 0.01, 1.0)
+    if (out / "base" / "config.json").exists():
+        print(f"{out / 'base'} exists and is kept", flush=True)
+    else:
+        build_base(tokenizer, spec, optimizer, out / "base")
+    _, params = hf.load(out / "base")
+    acting, following, skills = stage1_data(tokenizer, GAMES.value // 3, SKIP.value, seed)
+    print(f"stage 1: {len(acting)} acting, {len(following)} following a skill, {len(skills)} writing one", flush=True)
+    state = train_sft(
+        init_state(params, optimizer, keep_reference=False),
+        spec,
+        optimizer,
+        [(acting, 0.45), (following, 0.3), (skills, 0.25)],
+        SKILL_SHAPE,
+        steps=STAGE1_STEPS.value,
+        rows_per_step=20,
+        lr=1.2e-3,
+        seed=seed + 1,
+        report=reporter("stage1", STAGE1_STEPS.value),
+    )
+    save(state.params, spec, tokenizer, out / "stage1")
+    _, params = hf.load(out / "stage1")
+    measure(tokenizer, spec, params, skills=True)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,100 @@
+"""The skill table: does a skill raise the teacher's log-prob of the right decisions, and does a wrong skill not?
+
+Averages over all tokens say nothing (over the student's own samples the mean gap is minus a KL divergence), so the
+gap is reported by
+kind of decision, summed over the tokens of the command.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from seed_jax import tokenizer as tok
+from seed_jax.hindsight.prompts import insert_skill
+from seed_jax.models.spec import ModelSpec
+from seed_jax.train.packing import Sample, Shape
+from seed_jax.train.scoring import score
+from seed_jax.types import Episode
+
+SOURCES = ("true", "self", "wrong")
+
+
+def command_span(tokenizer, response_ids: Sequence[int]) -> slice:
+    """The response tokens between the action tags; empty if there is no action block."""
+    start = end = None
+    for i in range(len(response_ids)):
+        text = tok.decode(tokenizer, response_ids[: i + 1]).lower()
+        if start is None and "<action>" in text:
+            start = i + 1
+        if "</action>" in text:
+            end = i
+            break
+    return slice(start, end) if start is not None and end is not None else slice(0, 0)
+
+
+def skill_table(
+    params,
+    spec: ModelSpec,
+    tokenizer,
+    episodes: Sequence[Episode],
+    true_skills: Sequence[str],
+    row_class: Callable[[Episode, int], str | None],
+    style: str,
+    shape: Shape,
+) -> dict[str, dict]:
+    """{row class: {source: {"gap": mean, "positive": share > 0, "rows": n}}} for the sources true, self and wrong.
+
+    episodes: played at temperature 1 with the student's prompt, `skill` filled in by the analyzer; true_skills: one
+        an episode;
+    wrong: the true skill of another task (the next episode with another goal). Gap: teacher minus student log-prob
+        in nats.
+    """
+    cases, rows = [], []
+    for index, episode in enumerate(episodes):
+        other = next(
+            (
+                j % len(episodes)
+                for j in range(index + 1, index + len(episodes))
+                if episodes[j % len(episodes)].goal != episode.goal
+            ),
+            None,
+        )
+        skills = {
+            "true": true_skills[index],
+            "self": episode.skill.text if episode.skill else None,
+            "wrong": true_skills[other] if other is not None else None,
+        }
+        for t, turn in enumerate(episode.turns):
+            name, span = row_class(episode, t), command_span(tokenizer, turn.response_ids)
+            if name is None or span.stop == 0:
+                continue
+            for source, skill in skills.items():
+                if skill is not None:
+                    cases.append((name, source, turn, span))
+                    rows.append(insert_skill(turn.prompt, skill, style))
+    prompts = tok.encode_prompts(tokenizer, rows)
+    fitting = [i for i, p in enumerate(prompts) if len(p) + len(cases[i][2].response_ids) <= shape.row_tokens]
+    samples = [Sample(prompts[i], cases[i][2].response_ids) for i in fitting]
+    gaps: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for i, teacher in zip(fitting, score(params, spec, samples, shape), strict=True):
+        name, source, turn, span = cases[i]
+        gaps[name][source].append(float((teacher - turn.logprobs)[span].sum()))
+    return {name: {source: _summary(gaps[name][source]) for source in SOURCES} for name in sorted(gaps)}
+
+
+def _summary(values: list[float]) -> dict:
+    if not values:
+        return {"gap": None, "positive": None, "rows": 0}
+    return {"gap": float(np.mean(values)), "positive": float(np.mean(np.array(values) > 0)), "rows": len(values)}
+
+
+def format_table(table: dict[str, dict]) -> str:
+    """The skill table as text, one row class a line."""
+    lines = [f"{'decision':<34}{'rows':>6}" + "".join(f"{source + ' skill':>14}" for source in SOURCES)]
+    for name, cells in table.items():
+        gaps = "".join(f"{'-' if cells[s]['gap'] is None else format(cells[s]['gap'], '+.2f'):>14}" for s in SOURCES)
+        lines.append(f"{name:<34}{cells['true']['rows']:>6}{gaps}")
+    return "\n".join(lines)

@@ -1,0 +1,75 @@
+"""Frozen-panel evaluation: every game once, fixed seeds, success from nothing but the environment's own `won`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from seed_jax.rollout import World, play
+from seed_jax.types import Episode, SamplingParams
+
+# Streams of evaluation keys, apart from training (small numbers) and analysis.
+EVAL_STREAM = 1 << 29
+
+
+def evaluate(
+    sampler,
+    tokenizer,
+    world: World,
+    tasks: Sequence[Any],
+    *,
+    temperature: float,
+    max_tokens: int,
+    max_prompt_tokens: int,
+    seed: int,
+    on_turn: Callable[[int, int], None] = lambda step, live: None,
+) -> tuple[dict, list[Episode]]:
+    """Plays the panel once at one temperature -> (summary, episodes). An environment error is raised: a panel has
+    no gaps.
+
+    The keys depend on `seed`, the game's place in the panel and the turn only: the same weights always give the
+    same result.
+    """
+    counts: Counter = Counter()
+    episodes = play(
+        sampler,
+        tokenizer,
+        world,
+        tasks,
+        group=1,
+        params=SamplingParams(max_tokens, temperature),
+        stream=EVAL_STREAM,
+        max_prompt_tokens=max_prompt_tokens,
+        seed=seed,
+        counts=counts,
+        on_turn=on_turn,
+    )
+    lost = [episode for episode in episodes if episode.error]
+    if lost:
+        raise RuntimeError(
+            f"{len(lost)} of {len(episodes)} panel games failed, first {lost[0].task_id}: {lost[0].error}"
+        )
+    return {"temperature": temperature, **summarize(episodes)}, episodes
+
+
+def summarize(episodes: Sequence[Episode]) -> dict:
+    """success_rate (micro), its standard error, macro average over families, rates per family, steps, format and
+    admissibility."""
+    families = defaultdict(list)
+    for episode in episodes:
+        families[episode.family].append(episode.won)
+    turns = [turn for episode in episodes for turn in episode.turns]
+    rate = sum(episode.won for episode in episodes) / max(1, len(episodes))
+    per_family = {family: sum(won) / len(won) for family, won in sorted(families.items())}
+    return {
+        "games": len(episodes),
+        "success_rate": rate,
+        "standard_error": math.sqrt(rate * (1 - rate) / max(1, len(episodes))),
+        "macro_success_rate": sum(per_family.values()) / max(1, len(per_family)),
+        "family": per_family,
+        "steps": len(turns) / max(1, len(episodes)),
+        "valid_rate": sum(turn.valid for turn in turns) / max(1, len(turns)),
+        "admissible_rate": sum(turn.admissible for turn in turns) / max(1, len(turns)),
+    }

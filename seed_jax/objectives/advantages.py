@@ -1,0 +1,186 @@
+"""Group-relative advantages. Pure functions, float32, static shapes, usable inside jit.
+
+Shapes: every array is [rows], one row per environment turn. `mask` marks real rows; padding rows contribute to nothing
+and get 0. Group and episode ids are any integers; an episode is a distinct (group, episode) pair.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+from jax.ops import segment_max, segment_min, segment_sum
+from jax.typing import ArrayLike
+
+STATS = ("rows", "episodes")
+NORMALIZATIONS = ("std", "mean")
+PENALTIES = ("in_score", "after_norm")
+
+
+def grpo(
+    scores: Array,
+    group_ids: Array,
+    episode_ids: Array,
+    *,
+    stat: str = "rows",
+    normalize: str = "std",
+    eps: ArrayLike = 1e-6,
+    std_floor: ArrayLike = 0.0,
+    mask: Array | None = None,
+) -> Array:
+    """Advantages relative to the group: A = (s - mean) / (max(std, std_floor) + eps), or s - mean.
+
+    Mean and sample standard deviation (n - 1) are taken over the group's entries. With stat="rows" every row is an
+    entry, so long episodes weigh more: this is what the published results used. With stat="episodes" (the formula of
+    GRPO, arXiv 2402.03300 eq. 3) every episode is one entry whose score is that of its *first row in array order*, as
+    in the reference; the rows of an episode may differ by penalties. A group of one entry has mean 0 and std 1.
+
+    Statistics are those of the differences to the group's smallest entry, so equal scores give exactly 0 in float32
+    whatever their value (the plain mean of 100 times -1.5000002 is off by one ulp, which 1 / eps turns into -0.1).
+
+    Args:
+        scores: score of each row, [rows].
+        group_ids: rows with equal ids form a group (one task), [rows], integer.
+        episode_ids: rows with equal ids inside a group form an episode, [rows], integer.
+        stat: "rows" or "episodes".
+        normalize: "std" divides by the standard deviation, "mean" does not.
+        eps: added to the standard deviation.
+        std_floor: smallest standard deviation that is believed, in score units; 0 switches the floor off. With
+            stat="episodes" and penalties inside the score, entries may tie while rows differ: without a floor such a
+            row is divided by eps alone.
+        mask: real rows, [rows]; all rows when None.
+
+    Returns:
+        [rows], float32.
+
+    Raises:
+        ValueError: unknown stat or normalize, or arrays that are not all [rows].
+    """
+    _check_choice("stat", stat, STATS)
+    _check_choice("normalize", normalize, NORMALIZATIONS)
+    scores, real = _check_rows(scores, mask, group_ids, episode_ids)
+    groups = _dense_ids(group_ids)
+    entries = real if stat == "rows" else real & _is_first_of_episode(group_ids, episode_ids, real)
+    count = _sums(entries, groups)
+    lowest = segment_min(jnp.where(entries, scores, jnp.inf), groups, scores.shape[0])
+    lowest = jnp.where(count > 1, lowest, 0.0)[groups]
+
+    above_lowest = jnp.where(entries, scores - lowest, 0.0)
+    mean = jnp.where(count > 1, _sums(above_lowest, groups) / jnp.maximum(count, 1), 0.0)[groups]
+    centered = jnp.where(real, scores - lowest - mean, 0.0)
+    if normalize == "mean":
+        return centered
+    squares = _sums(jnp.where(entries, jnp.square(centered), 0.0), groups)
+    std = jnp.where(count > 1, jnp.sqrt(squares / jnp.maximum(count - 1, 1)), 1.0)[groups]
+    return centered / (jnp.maximum(std, std_floor) + eps)
+
+
+def penalized(values: Array, invalid: Array, penalty: ArrayLike) -> Array:
+    """values - penalty where the row's action was invalid, [rows]. `penalty` is in the units of `values`."""
+    return jnp.asarray(values, jnp.float32) - penalty * jnp.asarray(invalid, jnp.float32)
+
+
+def row_advantages(
+    rewards: Array,
+    invalid: Array,
+    group_ids: Array,
+    episode_ids: Array,
+    mask: Array | None = None,
+    *,
+    stat: str = "rows",
+    normalize: str = "std",
+    eps: ArrayLike = 1e-6,
+    std_floor: ArrayLike = 0.0,
+    invalid_penalty: str = "in_score",
+    penalty: ArrayLike = 0.1,
+) -> Array:
+    """Advantages of turn rows from episode rewards and invalid-action flags.
+
+    invalid_penalty="in_score" subtracts the penalty from the row's score before normalisation (the reference). In a
+    group that only failed the penalties are then the only variance, the standard deviation is tiny, and format alone
+    earns full-size advantages. invalid_penalty="after_norm" subtracts it from the advantage, so that it keeps its size;
+    `std_floor` is the other remedy.
+
+    Args:
+        rewards: the episode's reward on each of its rows, [rows].
+        invalid: 1 where the row's response broke the format, [rows].
+        penalty: size of the penalty, in reward units (in_score) or in advantage units (after_norm).
+        Others as in `grpo`.
+
+    Returns:
+        [rows], float32.
+    """
+    _check_choice("invalid_penalty", invalid_penalty, PENALTIES)
+    settings = dict(stat=stat, normalize=normalize, eps=eps, std_floor=std_floor, mask=mask)
+    if invalid_penalty == "in_score":
+        return grpo(penalized(rewards, invalid, penalty), group_ids, episode_ids, **settings)
+    _, real = _check_rows(rewards, mask, invalid)
+    advantages = penalized(grpo(rewards, group_ids, episode_ids, **settings), invalid, penalty)
+    return jnp.where(real, advantages, 0.0)
+
+
+def group_metrics(
+    rewards: Array,
+    invalid: Array,
+    group_ids: Array,
+    mask: Array | None = None,
+    *,
+    invalid_penalty: str = "in_score",
+    penalty: ArrayLike = 0.1,
+) -> dict[str, Array]:
+    """What the groups of a batch can teach. Shares of the groups that have a real row, 0 when there is none.
+
+    - mixed_groups: rewards differ inside the group, so the outcome is a signal.
+    - penalty_only_groups: rewards are equal and the only variance is the invalid-action penalty inside the score; see
+      `row_advantages` for why a large share deserves a warning. Always 0 for invalid_penalty="after_norm".
+    """
+    _check_choice("invalid_penalty", invalid_penalty, PENALTIES)
+    rewards, real = _check_rows(rewards, mask, invalid, group_ids)
+    groups = _dense_ids(group_ids)
+    exists = _sums(real, groups) > 0
+    mixed = exists & _differs(rewards, groups, real)
+    penalty_only = exists & ~mixed & _differs(jnp.asarray(invalid, jnp.float32), groups, real)
+    penalty_only &= (invalid_penalty == "in_score") & (jnp.asarray(penalty) != 0)
+    total = jnp.maximum(jnp.sum(exists), 1)
+    return {
+        "mixed_groups": jnp.sum(mixed) / total,
+        "penalty_only_groups": jnp.sum(penalty_only) / total,
+    }
+
+
+def _dense_ids(ids: Array) -> Array:
+    """Numbers the distinct ids (or distinct id rows) 0..n-1, so that any integers can serve as segment ids."""
+    ids = jnp.asarray(ids)
+    return jnp.unique(ids, return_inverse=True, size=ids.shape[0], axis=0)[1].reshape(-1)
+
+
+def _is_first_of_episode(group_ids: Array, episode_ids: Array, real: Array) -> Array:
+    episodes = _dense_ids(jnp.stack([jnp.asarray(group_ids), jnp.asarray(episode_ids)], axis=1))
+    rows = real.shape[0]
+    index = jnp.arange(rows)
+    return segment_min(jnp.where(real, index, rows), episodes, rows)[episodes] == index
+
+
+def _sums(values: Array, groups: Array) -> Array:
+    return segment_sum(values.astype(jnp.float32), groups, groups.shape[0])
+
+
+def _differs(values: Array, groups: Array, real: Array) -> Array:
+    rows = groups.shape[0]
+    highest = segment_max(jnp.where(real, values, -jnp.inf), groups, rows)
+    lowest = segment_min(jnp.where(real, values, jnp.inf), groups, rows)
+    return highest > lowest
+
+
+def _check_rows(scores: Array, mask: Array | None, *others: Array) -> tuple[Array, Array]:
+    """float32 scores with padding rows set to 0, and the boolean mask."""
+    scores = jnp.asarray(scores, jnp.float32)
+    real = jnp.ones(scores.shape, bool) if mask is None else jnp.asarray(mask).astype(bool)
+    shapes = {jnp.shape(array) for array in (scores, real, *others)}
+    if scores.ndim != 1 or len(shapes) > 1:
+        raise ValueError(f"scores, mask and ids must all be [rows]; got shapes {sorted(shapes)}")
+    return jnp.where(real, scores, 0.0), real
+
+
+def _check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{field} is {value!r}; choose one of {', '.join(choices)}")

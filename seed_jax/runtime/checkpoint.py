@@ -1,0 +1,149 @@
+"""Orbax checkpoints that survive a crash: a damaged newest checkpoint costs some iterations, never the run."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+_log = logging.getLogger(__name__)
+_CHECKSUMS = "leaf_checksums"  # key in the saved JSON beside the caller's meta
+
+
+class CheckpointError(RuntimeError):
+    """Checkpoints exist and none of them can be restored; the message says why for each."""
+
+
+class Restored(NamedTuple):
+    step: int
+    tree: Any
+    meta: dict[str, Any]
+
+
+class Checkpointer:
+    """Saves and restores (array tree, JSON-able dict) by step number in one directory.
+
+    Saving is asynchronous: call `wait` or `close` (or leave the `with` block) before the process ends.
+    A checkpoint carries a checksum of every array, because a changed byte inside an array is otherwise restored
+    without an error, and a run would go on from weights that nobody trained.
+    """
+
+    def __init__(self, directory: str | Path, keep: int = 3):
+        """keep: how many of the newest checkpoints stay on disk."""
+        self._directory = Path(directory).absolute()
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep)
+        self._manager = ocp.CheckpointManager(self._directory, options=options)
+
+    def steps(self) -> list[int]:
+        """Steps with a finished checkpoint, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, tree: Any, meta: dict[str, Any]) -> None:
+        """Saves under `step`; does nothing if that step is already saved (a run is deterministic)."""
+        if step in self._manager.all_steps():
+            return
+        content = {"meta": meta, _CHECKSUMS: _leaf_checksums(tree)}
+        arguments = ocp.args.Composite(state=ocp.args.StandardSave(tree), meta=ocp.args.JsonSave(content))
+        self._manager.save(step, args=arguments, force=True)
+
+    def restore_latest(self, abstract_tree: Any) -> Restored | None:
+        """The newest checkpoint that can be read, or None if there is none at all.
+
+        abstract_tree: arrays or `jax.ShapeDtypeStruct`s with the shapes, types and shardings of the result.
+        Newer ones that cannot be read are named in a warning and deleted, so that their steps can be saved again.
+        Raises CheckpointError, deleting nothing, if there are checkpoints and none can be read.
+        """
+        self._manager.wait_until_finished()
+        failures: dict[int, str] = {}
+        for step in reversed(self.steps()):
+            try:
+                with _no_reports_from_abandoned_reads():
+                    tree, meta = self._restore(step, abstract_tree)
+            except Exception as error:  # Orbax and TensorStore raise many types; the reason is reported
+                failures[step] = f"{type(error).__name__}: {_first_line(error)}"
+                continue
+            for broken, reason in failures.items():
+                _log.warning(
+                    "checkpoint %s cannot be read (%s); it is deleted and the run goes on from step %d",
+                    self._directory / str(broken), reason, step,
+                )  # fmt: skip
+                self._manager.delete(broken)
+            return Restored(step, tree, meta)
+        if failures:
+            reasons = "\n".join(f"  - step {step}: {reason}" for step, reason in failures.items())
+            raise CheckpointError(
+                f"no checkpoint in {self._directory} can be restored:\n{reasons}\n"
+                "If the model or the optimizer was changed, use another workdir; "
+                "otherwise start again with --overwrite."
+            )
+        return None
+
+    def wait(self) -> None:
+        """Returns when everything saved so far is on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _restore(self, step: int, abstract_tree: Any) -> tuple[Any, dict[str, Any]]:
+        # The small JSON first: a checkpoint without it is not worth reading gigabytes.
+        content = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+        arguments = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_tree))
+        tree = self._manager.restore(step, args=arguments).state
+        changed = [path for path, checksum in _leaf_checksums(tree).items() if content[_CHECKSUMS][path] != checksum]
+        if changed:
+            raise ValueError(f"the stored values of {', '.join(changed[:3])} are damaged (checksum differs)")
+        return tree, content["meta"]
+
+
+def _leaf_checksums(tree: Any) -> dict[str, int]:
+    """One uint32 for each array: the wrapping sum of its bit pattern, which no sharding or order can change."""
+    sums = jax.device_get(_bit_sums(tree))
+    return {jax.tree_util.keystr(path): int(value) for path, value in jax.tree_util.tree_leaves_with_path(sums)}
+
+
+@jax.jit
+def _bit_sums(tree: Any) -> Any:
+    def bit_sum(leaf: jax.Array) -> jax.Array:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        if leaf.dtype == jnp.bool_:
+            return leaf.sum(dtype=jnp.uint32)
+        unsigned = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
+        return jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32).sum(dtype=jnp.uint32)
+
+    return jax.tree.map(bit_sum, tree)
+
+
+@contextlib.contextmanager
+def _no_reports_from_abandoned_reads() -> Iterator[None]:
+    """After one failed read the others are dropped, and each would print a traceback of its own to stderr."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+    except Exception:
+        gc.collect()  # the dropped reads report when they are collected
+        raise
+    finally:
+        sys.unraisablehook = hook
+
+
+def _first_line(error: Exception, max_chars: int = 200) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:max_chars] if lines else "no message"

@@ -1,0 +1,156 @@
+"""The end of a run: Hugging Face export, the skill table on held-out episodes, summary.json and what it prints."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+
+import numpy as np
+
+from seed_jax import config as config_lib
+from seed_jax.diagnostics import format_table, skill_table
+from seed_jax.hindsight.analyzer import analyze
+from seed_jax.models import hf
+from seed_jax.rollout import play
+from seed_jax.runtime.logging import EVALUATIONS_FILE, METRICS_FILE, SUMMARY_FILE, jsonable, read_jsonl, write_whole
+from seed_jax.train.packing import Shape
+from seed_jax.train.state import TrainState
+from seed_jax.types import SamplingParams
+
+DIAGNOSTICS_STREAM = (1 << 29) + 1
+
+
+def finish(run, state: TrainState) -> dict:
+    """Writes export/ and summary.json of a run that has reached its last iteration; returns the summary."""
+    with run.timer("export"):
+        export(run, state)
+    table = None
+    if run.distills and run.config.log.diagnostics_episodes:
+        with run.timer("diagnostics"):
+            table = skill_diagnostics(run, state)
+    summary = summarize(run, table)
+    write_whole(run.workdir / SUMMARY_FILE, json.dumps(jsonable(summary), indent=2) + "\n")
+    run.progress.message(closing_text(run, summary))
+    return summary
+
+
+def export(run, state: TrainState) -> None:
+    """The policy in Hugging Face form: float32 safetensors, config, tokenizer, generation config."""
+    record = {
+        "method": run.config.method,
+        "config_hash": config_lib.config_hash(run.config),
+        "iterations": run.config.iterations,
+    }
+    hf.save(
+        state.params,
+        run.spec,
+        run.workdir / "export",
+        tokenizer_dir=run.config.model.init,
+        eos_token_id=run.tokenizer.eos_token_id,
+        pad_token_id=run.tokenizer.pad_token_id,
+        extra_files={"seed_jax.json": json.dumps(record, indent=2) + "\n"},
+    )
+
+
+def skill_diagnostics(run, state: TrainState) -> dict:
+    """The skill table of the final weights on panel games at temperature 1, as the policy plays them in training."""
+    config, world = run.config, run.setup.world
+    tasks = list(run.setup.panel)[: config.log.diagnostics_episodes]
+    episodes = play(
+        run.sampler,
+        run.tokenizer,
+        world,
+        tasks,
+        group=1,
+        params=SamplingParams(config.rollout.max_response_tokens, 1.0),
+        stream=DIAGNOSTICS_STREAM,
+        max_prompt_tokens=config.rollout.max_prompt_tokens,
+        counts=Counter(),
+        on_turn=run.on_turn,
+    )
+    analyze(run.sampler, run.tokenizer, episodes, config.hindsight, config.env.prompt, DIAGNOSTICS_STREAM)
+    true_skills = [world.domain.true_skill(task) for task in tasks]
+    shape = Shape(run.shape.teacher_row_tokens, run.shape.scored_tokens, run.shape.turns)
+    return skill_table(
+        run.sampler.params,
+        run.spec,
+        run.tokenizer,
+        episodes,
+        true_skills,
+        lambda episode, turn: world.domain.row_class(tasks[episode.index], episode, turn),
+        config.env.prompt,
+        shape,
+    )
+
+
+def summarize(run, table: dict | None) -> dict:
+    """eval_before and eval_after are held-out success rates at the first temperature of the config; details follow."""
+    evaluations = read_jsonl(run.workdir / EVALUATIONS_FILE)
+    headline = [e for e in evaluations if e["temperature"] == float(run.config.eval.temperatures[0])]
+    records = read_jsonl(run.workdir / METRICS_FILE)
+    minutes = {name: sum(r.get(f"time/{name}_s") or 0.0 for r in records) / 60 for name in _phases(records)}
+    for name in ("export", "diagnostics"):
+        minutes[name] = run.timer.totals.get(name, 0.0) / 60
+    first, last = headline[0], headline[-1]
+    return {
+        "method": run.config.method,
+        "seed": run.config.seed,
+        "iterations": run.config.iterations,
+        "eval_before": first["success_rate"],
+        "eval_after": last["success_rate"],
+        "minutes": sum(minutes.values()),
+        "minutes_by_phase": minutes,
+        "standard_error": {"before": first["standard_error"], "after": last["standard_error"]},
+        "games": last["games"],
+        "evaluations": evaluations,
+        "final_training_success": float(np.mean([r["rollout/success_rate"] for r in records[-5:]]))
+        if records
+        else None,
+        "skill_table": table,
+        "config_hash": config_lib.config_hash(run.config),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _phases(records: list[dict]) -> list[str]:
+    names = {
+        name.removeprefix("time/").removesuffix("_s")
+        for record in records
+        for name in record
+        if name.startswith("time/")
+    }
+    return sorted(names)
+
+
+def closing_text(run, summary: dict) -> str:
+    """What a run prints last: before and after, minutes by phase, the skill table, where things are, what to do
+    next."""
+    curves: dict[float, list[dict]] = {}
+    for evaluation in summary["evaluations"]:
+        curves.setdefault(evaluation["temperature"], []).append(evaluation)
+    lines = ["", f"{summary['method']}: held-out success on {summary['games']} games the policy has never trained on"]
+    for temperature, points in curves.items():
+        name = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+        before, after = points[0], points[-1]
+        lines.append(
+            f"  {name:<16}{before['success_rate']:.3f} +- {before['standard_error']:.3f}  ->  "
+            f"{after['success_rate']:.3f} +- {after['standard_error']:.3f}"
+        )
+    phases = ", ".join(f"{name} {value:.1f}" for name, value in summary["minutes_by_phase"].items() if value >= 0.05)
+    lines.append(f"{summary['minutes']:.1f} minutes: {phases}")
+    if summary["skill_table"]:
+        lines += [
+            "",
+            "Log-prob gap of the command, teacher (with a skill) minus policy, in nats, by kind of decision:",
+            format_table(summary["skill_table"]),
+        ]
+    lines += [
+        "",
+        f"weights for transformers or vLLM: {run.workdir / 'export'}",
+        f"metrics and episodes:             {run.workdir}",
+        f"curves:                           tensorboard --logdir {run.workdir / 'tensorboard'}",
+        "next: the same with `:grpo` after the config file compares the methods; "
+        "--config.iterations=N continues this run",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,238 @@
+"""One run, read top to bottom: act, analyze, re-score and update in one call, reshard, evaluate, save; then finish."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seed_jax import evaluate, sharding
+from seed_jax import tokenizer as tok
+from seed_jax.hindsight.analyzer import analyze, require_skills, teacher_prompts
+from seed_jax.models import hf
+from seed_jax.rollout import World, play
+from seed_jax.runtime.checkpoint import Checkpointer
+from seed_jax.runtime.logging import (
+    EPISODES_FILE,
+    EVALUATIONS_FILE,
+    EpisodeWriter,
+    MetricsWriter,
+    PhaseTimer,
+    Progress,
+    append_jsonl,
+    read_jsonl,
+)
+from seed_jax.runtime.signals import stop_on_signals
+from seed_jax.sampler.engine import Sampler
+from seed_jax.tasks import schedule
+from seed_jax.train.finish import finish
+from seed_jax.train.metrics import episode_record, eval_metrics, report, rollout_metrics
+from seed_jax.train.packing import Sample, Shape, fill, pack
+from seed_jax.train.state import TrainState, as_tree, from_tree, init_state, state_shardings
+from seed_jax.train.update import build_optimizer, build_update, hyper
+from seed_jax.types import Episode, SamplingParams
+
+
+class Setup(NamedTuple):
+    """What the launcher brings: the environment (prompts, pool, limits), the training tasks and the evaluation
+    panel."""
+
+    world: World
+    train_tasks: Sequence[Any]
+    panel: Sequence[Any]
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; nothing of the current iteration has reached the weights yet."""
+
+
+class Run:
+    """The fixed parts of a run: config, model, sampler, compiled update, writers. Everything that changes is in
+    TrainState."""
+
+    def __init__(self, config, setup: Setup, workdir: Path):
+        self.config, self.setup, self.workdir = config, setup, workdir
+        self.tokenizer = tok.load_tokenizer(config.model.init)
+        self.spec, self.initial = hf.load(config.model.init)
+        self.mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+        self.optimizer, self.hyper = build_optimizer(config), hyper(config)
+        self.keep_reference = config.loss.kl_coef > 0
+        self.shardings = state_shardings(
+            self.optimizer,
+            self.initial,
+            sharding.param_shardings(self.spec, self.mesh, "train"),
+            self.mesh,
+            keep_reference=self.keep_reference,
+        )
+        self.update = build_update(config, self.spec, self.mesh, self.shardings)
+        self.sampler = Sampler(
+            self.spec,
+            self.tokenizer.eos_token_id,
+            seed=config.seed,
+            batch=config.rollout.batch,
+            prompt_bucket=config.rollout.prompt_bucket,
+        )
+        self.distills = config.distill.kind != "none"
+        pack_config = config.pack
+        self.shape = Shape(
+            pack_config.row_tokens,
+            pack_config.scored_tokens_per_row,
+            pack_config.max_turns_per_row,
+            pack_config.teacher_row_tokens,
+        )
+        self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard)
+        self.episodes = EpisodeWriter(workdir / EPISODES_FILE)
+        self.timer, self.progress = PhaseTimer(), Progress(config.iterations, enabled=jax.process_index() == 0)
+        self.stop = threading.Event()
+
+    def fresh_state(self) -> TrainState:
+        state = init_state(self.initial, self.optimizer, keep_reference=self.keep_reference)
+        return jax.device_put(state, self.shardings)
+
+    def load_sampler(self, state: TrainState) -> None:
+        self.sampler.params = sharding.reshard(
+            state.params, self.spec, self.mesh, "decode", jnp.dtype(self.config.model.dtype)
+        )
+
+    def on_turn(self, step: int, live: int) -> None:
+        if self.stop.is_set():
+            raise Interrupted
+
+
+def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dict:
+    """Runs (or resumes) training to `config.iterations` and returns the summary that is also written to summary.json.
+
+    A signal (Ctrl-C, SIGTERM) stops it at the next turn, saves, and raises Interrupted.
+    """
+    run = Run(config, setup, workdir)
+    with Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep) as checkpoints, stop_on_signals(run.stop):
+        state, done, memory = _restore(run, checkpoints, resuming)
+        run.load_sampler(state)
+        metrics = memory.pop("unfinished", None)  # of an iteration that was stopped after its update
+        try:
+            if not read_jsonl(workdir / EVALUATIONS_FILE):
+                _evaluate(run, 0)
+            while metrics is not None or done < config.iterations:
+                if metrics is None:
+                    state, metrics = _iteration(run, state, done, memory)
+                    done += 1
+                last = done == config.iterations
+                if last or (config.eval.every and done % config.eval.every == 0):
+                    metrics |= eval_metrics(_evaluate(run, done))
+                metrics |= run.timer.collect()
+                run.metrics.write(done, metrics)
+                report(run.progress, done, metrics)
+                metrics = None
+                if last or done % config.checkpoint.every == 0:
+                    checkpoints.save(done, as_tree(state), {"memory": memory})
+                run.on_turn(0, 0)
+        except Interrupted:
+            checkpoints.save(done, as_tree(state), {"memory": memory | ({"unfinished": metrics} if metrics else {})})
+            run.progress.message(f"stopped after iteration {done}; saved. The same command resumes.")
+            raise
+        finally:
+            run.metrics.close()
+        return finish(run, state)
+
+
+def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tuple[TrainState, dict]:
+    config, counts = run.config, Counter()
+    tasks = schedule(run.setup.train_tasks, config.seed, iteration, config.rollout.tasks)
+    with run.timer("rollout"):
+        episodes = play(
+            run.sampler,
+            run.tokenizer,
+            run.setup.world,
+            tasks,
+            group=config.rollout.group,
+            stream=iteration,
+            counts=counts,
+            params=SamplingParams(config.rollout.max_response_tokens, config.rollout.temperature),
+            max_prompt_tokens=config.rollout.max_prompt_tokens,
+            on_turn=run.on_turn,
+        )
+    if run.distills:
+        with run.timer("analysis"):
+            counts += analyze(run.sampler, run.tokenizer, episodes, config.hindsight, config.env.prompt, iteration)
+        require_skills(counts, memory, config.hindsight.min_coverage_iterations)
+    with run.timer("pack"):
+        samples = _samples(run, episodes, iteration, counts)
+        batch = pack(samples, run.shape, config.pack.rows_per_micro * config.pack.micros_per_mini, run.distills)
+    run.on_turn(0, 0)  # the last moment to stop before the weights change
+    with run.timer("update"):
+        state, metrics = run.update(state, batch, run.hyper)
+        metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    with run.timer("reshard"):
+        run.load_sampler(state)
+    for episode in episodes[: config.log.episodes_per_iteration]:
+        run.episodes.write(iteration + 1, episode_record(episode))
+    return state, {**rollout_metrics(episodes, counts), "pack/fill": fill(batch), **metrics}
+
+
+def _samples(run: Run, episodes: Sequence[Episode], iteration: int, counts: Counter) -> list[Sample]:
+    """One sample a turn, in an order drawn anew each iteration. Episodes lost to an environment error are left out."""
+    config = run.config
+    limit = config.rollout.max_prompt_tokens + config.hindsight.max_skill_tokens
+    teachers = teacher_prompts(run.tokenizer, episodes, config.env.prompt, limit, counts) if run.distills else {}
+    only_format = config.adv.invalid == "format"
+    samples = [
+        Sample(
+            prompt=turn.prompt_ids,
+            response=turn.response_ids,
+            teacher_prompt=teachers.get((e, t)),
+            logprobs=turn.logprobs,
+            reward=episode.reward,
+            invalid=not (turn.valid if only_format else turn.admissible),
+            group=episode.group,
+            episode=episode.index,
+        )
+        for e, episode in enumerate(episodes)
+        if not episode.error
+        for t, turn in enumerate(episode.turns)
+    ]
+    order = np.random.default_rng((config.seed, iteration)).permutation(len(samples))
+    return [samples[i] for i in order]
+
+
+def _evaluate(run: Run, iteration: int) -> list[dict]:
+    """The panel at every temperature; appended to evaluations.jsonl."""
+    config, results = run.config, []
+    with run.timer("eval"):
+        for temperature in config.eval.temperatures:
+            result, _ = evaluate.evaluate(
+                run.sampler,
+                run.tokenizer,
+                run.setup.world,
+                run.setup.panel,
+                temperature=float(temperature),
+                max_tokens=config.rollout.max_response_tokens,
+                max_prompt_tokens=config.rollout.max_prompt_tokens,
+                seed=config.eval.seed,
+                on_turn=run.on_turn,
+            )
+            results.append(result)
+    for result in results:
+        append_jsonl(run.workdir / EVALUATIONS_FILE, {"iteration": iteration, **result})
+    shown = ", ".join(f"{r['success_rate']:.3f} +- {r['standard_error']:.3f} (T={r['temperature']:g})" for r in results)
+    run.progress.message(f"held-out success after iteration {iteration}: {shown}, {results[0]['games']} games")
+    return results
+
+
+def _restore(run: Run, checkpoints: Checkpointer, resuming: bool) -> tuple[TrainState, int, dict]:
+    """(state, iterations done, memory): from the newest good checkpoint, or from the initial weights."""
+    state, done, memory = run.fresh_state(), 0, {}
+    restored = checkpoints.restore_latest(as_tree(state)) if resuming else None
+    if restored:
+        state, done, memory = from_tree(restored.tree, state), restored.step, restored.meta["memory"]
+        run.progress.message(f"resuming after iteration {done}")
+    elif resuming:
+        run.progress.message("nothing was saved yet: starting from the beginning")
+    if resuming:
+        run.metrics.truncate_after(done if restored else -1, run.episodes.path, run.workdir / EVALUATIONS_FILE)
+    return state, done, memory

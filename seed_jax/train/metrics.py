@@ -1,0 +1,94 @@
+"""What an iteration reports: metrics, one line on the terminal, and its episodes as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from seed_jax import evaluate
+from seed_jax.runtime.logging import Progress
+from seed_jax.types import Episode
+
+PENALTY_ONLY_WARNING = 0.25
+
+
+def rollout_metrics(episodes: Sequence[Episode], counts: Counter) -> dict:
+    summary = evaluate.summarize([episode for episode in episodes if not episode.error])
+    tokens = [len(turn.response_ids) for episode in episodes for turn in episode.turns]
+    metrics = {
+        "rollout/success_rate": summary["success_rate"],
+        "rollout/steps": summary["steps"],
+        "rollout/turns": len(tokens),
+        "rollout/valid_rate": summary["valid_rate"],
+        "rollout/admissible_rate": summary["admissible_rate"],
+        "rollout/response_tokens": float(np.mean(tokens)),
+        "rollout/prompt_truncated": counts["prompt_truncated"],
+        "rollout/env_errors": counts["env_errors"],
+    }
+    if counts["analyzed"]:
+        metrics |= {
+            "skill/parse_rate": counts["parsed"] / counts["analyzed"],
+            "skill/elided": counts["elided"],
+            "skill/teacher_overflow": counts["teacher_overflow"],
+            **{f"skill/{name}": n for name, n in counts.items() if name.startswith("rejected/")},
+        }
+    return metrics
+
+
+def episode_record(episode: Episode) -> dict:
+    """An episode as JSON: what was seen, written and done, how it ended, and its skill."""
+    return {
+        "task": episode.task_id,
+        "family": episode.family,
+        "goal": episode.goal,
+        "group": episode.group,
+        "index": episode.index,
+        "won": episode.won,
+        "reward": episode.reward,
+        "error": episode.error,
+        "skill": episode.skill.text if episode.skill else None,
+        "skill_error": episode.skill_error,
+        "turns": [
+            {
+                "observation": turn.observation,
+                "response": turn.response,
+                "command": turn.command,
+                "valid": turn.valid,
+                "admissible": turn.admissible,
+            }
+            for turn in episode.turns
+        ],
+    }
+
+
+def eval_metrics(results: list[dict]) -> dict:
+    """The first temperature of the config is the headline; the others carry their value in the name."""
+    first, *others = results
+    metrics = {
+        f"eval/{name}": first[name]
+        for name in ("success_rate", "standard_error", "macro_success_rate", "admissible_rate")
+    }
+    metrics |= {f"eval/family/{family}": rate for family, rate in first["family"].items()}
+    return metrics | {f"eval/success_rate_t{r['temperature']:g}": r["success_rate"] for r in others}
+
+
+def report(progress: Progress, done: int, metrics: dict) -> None:
+    progress.line(
+        done,
+        success=metrics["rollout/success_rate"],
+        admissible=metrics["rollout/admissible_rate"],
+        skills=metrics.get("skill/parse_rate"),
+        gate=metrics.get("opd/gate_mean"),
+        held_out=metrics.get("eval/success_rate"),
+    )
+    if metrics["adv/penalty_only_groups"] > PENALTY_ONLY_WARNING:
+        progress.message(
+            f"  warning: in {metrics['adv/penalty_only_groups']:.0%} of the groups only the penalty differs "
+            "(consider adv.invalid_penalty='after_norm' or adv.std_floor)"
+        )
+    if metrics["update/skipped_steps"]:
+        progress.message(
+            f"  warning: {metrics['update/skipped_steps']:.0f} optimizer steps skipped, their gradient was not finite"
+        )

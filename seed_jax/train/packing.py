@@ -1,0 +1,180 @@
+"""Turns -> fixed-shape rows. First fit in NumPy; the teacher version of a turn sits in the same row, in the same order.
+
+Shapes: R rows, T student row tokens, U teacher row tokens, N scored tokens a row, S turns a row. `segments == 0` is
+    padding, everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax import struct
+
+
+class Sample(NamedTuple):
+    """One turn: what was read, what was written, and (if it has a skill) what the teacher reads instead.
+
+    logprobs: sampler log-probs of the response tokens, [n]; group, episode: ids of the task group and of the episode.
+    """
+
+    prompt: Sequence[int]
+    response: Sequence[int]
+    teacher_prompt: Sequence[int] | None = None
+    logprobs: np.ndarray | None = None
+    reward: float = 0.0
+    invalid: bool = False
+    group: int = 0
+    episode: int = 0
+
+
+@struct.dataclass
+class Rows:
+    """Packed token rows. `targets` are the indices of the scored tokens (0 = none), in the order of the turns."""
+
+    tokens: Any  # [R, T] int32
+    segments: Any  # [R, T] int32, 1.. per turn
+    positions: Any  # [R, T] int32, from 0 in each segment
+    targets: Any  # [R, N] int32
+
+
+@struct.dataclass
+class PackedBatch:
+    """One iteration's turns. Arrays over tokens are [R, N], arrays over turns [R, S]; both describe the same rows."""
+
+    student: Rows
+    teacher: Rows | None
+    mask: Any  # [R, N] bool, a scored token
+    turn: Any  # [R, N] int32, the turn's slot in its row
+    sampled: Any  # [R, N] float32, log-prob when it was sampled
+    reward: Any  # [R, S] float32
+    invalid: Any  # [R, S] bool
+    group: Any  # [R, S] int32
+    episode: Any  # [R, S] int32
+    has_skill: Any  # [R, S] bool
+    real: Any  # [R, S] bool, a turn (not padding)
+    minis: Any  # [] int32, mini-batches that hold anything
+
+
+class Shape(NamedTuple):
+    """Row geometry: all sizes in tokens but `turns` (turns a row)."""
+
+    row_tokens: int
+    scored_tokens: int
+    turns: int
+    teacher_row_tokens: int = 0
+
+
+def first_fit(samples: Sequence[Sample], shape: Shape, open_rows: int = 64) -> list[list[int]]:
+    """Which samples go together: each into the first of the last `open_rows` rows where both of its versions fit."""
+    rows: list[list[int]] = []
+    capacity = np.array([shape.row_tokens, shape.scored_tokens, shape.turns, shape.teacher_row_tokens])
+    room = np.zeros((open_rows, len(capacity)), np.int64)  # ring: row i lives at i % open_rows
+    for index, sample in enumerate(samples):
+        need = _need(sample)
+        if (need > capacity).any():
+            raise ValueError(
+                f"a turn needs (tokens, scored, turns, teacher tokens) {need.tolist()}, a row has {capacity.tolist()}; "
+                "raise pack.row_tokens, pack.scored_tokens_per_row or pack.teacher_row_tokens"
+            )
+        fits = (room >= need).all(axis=1)
+        if fits.any():
+            ages = (np.arange(open_rows) - len(rows)) % open_rows  # smallest = oldest open row
+            slot = int(np.where(fits, ages, open_rows).argmin())
+            rows[len(rows) - open_rows + ages[slot]].append(index)
+        else:
+            slot = len(rows) % open_rows
+            room[slot] = capacity
+            rows.append([index])
+        room[slot] -= need
+    return rows
+
+
+def _need(sample: Sample) -> np.ndarray:
+    n = len(sample.response)
+    teacher = len(sample.teacher_prompt) + n if sample.teacher_prompt is not None else 0
+    return np.array([len(sample.prompt) + n, n, 1, teacher])
+
+
+def bucket(count: int, unit: int) -> int:
+    """Number of units (mini-batches) to allocate for `count` rows: a power of two, so that few shapes are ever
+    compiled.
+
+    What is allocated beyond the need costs memory but no time: the update runs only the mini-batches that hold
+    something.
+    """
+    return 1 << (max(1, -(-int(count) // unit)) - 1).bit_length()
+
+
+def pack(samples: Sequence[Sample], shape: Shape, rows_per_mini: int, with_teacher: bool) -> PackedBatch:
+    """All samples -> one PackedBatch whose row count is a bucketed multiple of `rows_per_mini`."""
+    members = first_fit(samples, shape)
+    minis = np.int32(-(-len(members) // rows_per_mini))
+    members += [[] for _ in range(bucket(len(members), rows_per_mini) * rows_per_mini - len(members))]
+    groups = [[samples[i] for i in row] for row in members]
+    student, mask = pack_rows(groups, shape)
+    teacher = pack_rows(groups, shape, teacher=True)[0] if with_teacher else None
+    count = len(groups)
+    turn, sampled = np.zeros((count, shape.scored_tokens), np.int32), np.zeros((count, shape.scored_tokens), np.float32)
+    turns = {
+        name: np.zeros((count, shape.turns), dtype)
+        for name, dtype in (
+            ("reward", np.float32),
+            ("invalid", bool),
+            ("group", np.int32),
+            ("episode", np.int32),
+            ("has_skill", bool),
+            ("real", bool),
+        )
+    }
+    for r, row in enumerate(groups):
+        scored = 0
+        for slot, sample in enumerate(row):
+            span = slice(scored, scored + len(sample.response))
+            turn[r, span] = slot
+            if sample.logprobs is not None:
+                sampled[r, span] = sample.logprobs
+            for name in ("reward", "invalid", "group", "episode"):
+                turns[name][r, slot] = getattr(sample, name)
+            turns["has_skill"][r, slot] = sample.teacher_prompt is not None
+            turns["real"][r, slot] = True
+            scored = span.stop
+    return PackedBatch(student=student, teacher=teacher, mask=mask, turn=turn, sampled=sampled, minis=minis, **turns)
+
+
+def pack_rows(groups: Sequence[Sequence[Sample]], shape: Shape, teacher: bool = False) -> tuple[Rows, np.ndarray]:
+    """Writes each group of samples into one row -> (rows, scored mask [R, N]).
+
+    In the teacher version a turn without a skill takes no tokens but keeps its place among the scored ones, so
+    column j of the
+    teacher's targets always names the same response token as column j of the student's.
+    """
+    length = shape.teacher_row_tokens if teacher else shape.row_tokens
+    blank = lambda n: np.zeros((len(groups), n), np.int32)  # noqa: E731
+    rows = Rows(
+        tokens=blank(length), segments=blank(length), positions=blank(length), targets=blank(shape.scored_tokens)
+    )
+    mask = np.zeros((len(groups), shape.scored_tokens), bool)
+    for r, row in enumerate(groups):
+        start = scored = 0
+        for slot, sample in enumerate(row):
+            prompt = sample.teacher_prompt if teacher else sample.prompt
+            n = len(sample.response)
+            if prompt is not None:
+                middle, end = start + len(prompt), start + len(prompt) + n
+                rows.tokens[r, start:middle], rows.tokens[r, middle:end] = prompt, sample.response
+                rows.segments[r, start:end] = slot + 1
+                rows.positions[r, start:end] = np.arange(end - start)
+                rows.targets[r, scored : scored + n] = np.arange(middle, end)
+                mask[r, scored : scored + n] = True
+                start = end
+            scored += n
+    return rows, mask
+
+
+def fill(batch: PackedBatch) -> float:
+    """Share of the allocated row tokens (in mini-batches that are run) that are not padding."""
+    used = int((batch.student.segments > 0).sum())
+    ran = np.any(batch.student.segments > 0, axis=1).sum() * batch.student.segments.shape[1]
+    return used / max(1, int(ran))

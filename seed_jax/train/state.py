@@ -1,0 +1,84 @@
+"""The training state and its optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import serialization, struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+@struct.dataclass
+class TrainState:
+    """Everything an update changes. `reference` (the policy that KL holds on to) is None when no KL is used."""
+
+    params: Any
+    opt_state: Any
+    step: Any  # [] int32, optimizer steps taken
+    reference: Any = None
+
+
+def make_optimizer(
+    b1: float, b2: float, eps: float, weight_decay: float, grad_clip: float
+) -> optax.GradientTransformation:
+    """AdamW after global-norm clipping, without the learning rate: `apply_gradients` takes that as a run-time
+    number."""
+    return optax.chain(
+        optax.clip_by_global_norm(grad_clip),
+        optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
+        optax.add_decayed_weights(weight_decay),
+    )
+
+
+def state_shardings(optimizer, params, param_shardings, mesh: Mesh, *, keep_reference: bool) -> TrainState:
+    """Where every array of the state lives: moments and reference like their parameter, counters on every device."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    opt_state = optax.tree_utils.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        jax.eval_shape(optimizer.init, params),
+        param_shardings,
+        transform_non_params=lambda _: everywhere,
+    )
+    return TrainState(
+        params=param_shardings,
+        opt_state=opt_state,
+        step=everywhere,
+        reference=param_shardings if keep_reference else None,
+    )
+
+
+def init_state(params, optimizer, *, keep_reference: bool) -> TrainState:
+    """A fresh state around float32 master parameters (copied, so that donation cannot eat the caller's arrays)."""
+    master = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
+    reference = jax.tree.map(jnp.array, master) if keep_reference else None
+    return TrainState(
+        params=master, opt_state=optimizer.init(master), step=jnp.zeros((), jnp.int32), reference=reference
+    )
+
+
+def apply_gradients(state: TrainState, grads, optimizer, lr) -> tuple[TrainState, dict]:
+    """One optimizer step. A gradient that is not finite changes nothing but the count in the metrics."""
+    norm = optax.global_norm(grads)
+    finite = jnp.isfinite(norm)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
+    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)  # noqa: E731
+    state = state.replace(
+        params=keep(params, state.params),
+        opt_state=keep(opt_state, state.opt_state),
+        step=state.step + finite.astype(jnp.int32),
+    )
+    return state, {"grad_norm": jnp.where(finite, norm, 0.0), "skipped_steps": 1.0 - finite}
+
+
+def as_tree(state: TrainState) -> dict:
+    """The state as plain containers (a missing reference has no entry), for the checkpoint."""
+    return {name: value for name, value in serialization.to_state_dict(state).items() if value is not None}
+
+
+def from_tree(tree: dict, like: TrainState) -> TrainState:
+    return serialization.from_state_dict(like, {"reference": None, **tree})

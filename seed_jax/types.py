@@ -1,0 +1,68 @@
+"""The records that phases exchange. Plain data: no behaviour, no device arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+
+class SamplingParams(NamedTuple):
+    """How one request is decoded. `temperature == 0` is greedy."""
+
+    max_tokens: int
+    temperature: float = 1.0
+
+
+class Completion(NamedTuple):
+    """What the sampler returns for one request.
+
+    tokens: sampled ids, the end token included when it was reached, [n]
+    logprobs: log-probability of each sampled token at temperature 1, [n]
+    finish: "stop" (end token) or "length" (budget exhausted)
+    """
+
+    tokens: list[int]
+    logprobs: np.ndarray
+    finish: str
+
+
+class Skill(NamedTuple):
+    """A hindsight skill: what happened, and the lesson that goes into the teacher prompt."""
+
+    summary: str
+    text: str
+
+
+@dataclass
+class Turn:
+    """One environment step: what the policy read, what it wrote, what came of it."""
+
+    prompt: str
+    prompt_ids: list[int]
+    response_ids: list[int]
+    logprobs: np.ndarray
+    observation: str
+    response: str
+    command: str | None
+    valid: bool
+    admissible: bool
+    result: str = ""
+
+
+@dataclass
+class Episode:
+    """One played task. `group` numbers the task inside its batch; episodes of a group share the task."""
+
+    task_id: str
+    family: str
+    goal: str
+    group: int
+    index: int
+    turns: list[Turn] = field(default_factory=list)
+    reward: float = 0.0
+    won: bool = False
+    error: str | None = None
+    skill: Skill | None = None
+    skill_error: str | None = None

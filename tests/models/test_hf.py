@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from seed_jax.models import hf, transformer
+from seed_jax.models.spec import ModelSpec, init_params
+from seed_jax.sharding import make_mesh
+
+
+@pytest.fixture
+def tiny():
+    spec = ModelSpec(vocab_size=31, d_model=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, d_ff=24)
+    return spec, init_params(spec, jax.random.key(2))
+
+
+@pytest.fixture
+def exported(tiny, tmp_path):
+    spec, params = tiny
+    return hf.save(params, spec, tmp_path / "model")
+
+
+def assert_same(got, want):
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def rewrite(directory, change):
+    """Apply `change` to the name -> array dict of model.safetensors."""
+    tensors = safetensors.numpy.load_file(directory / hf.WEIGHTS_FILE)
+    change(tensors)
+    safetensors.numpy.save_file(tensors, directory / hf.WEIGHTS_FILE)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_round_trip_is_bitwise(spec, params, tmp_path, dtype):
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    hf.save(params, spec, tmp_path / "one", dtype=dtype)
+    again_spec, again = hf.load(tmp_path / "one", dtype=dtype)
+    assert again_spec == spec
+    assert jax.tree.all(jax.tree.map(lambda leaf: leaf.dtype == dtype, again))
+    assert_same(again, params)
+    hf.save(again, again_spec, tmp_path / "two", dtype=dtype)
+    assert (tmp_path / "one" / hf.WEIGHTS_FILE).read_bytes() == (tmp_path / "two" / hf.WEIGHTS_FILE).read_bytes()
+
+
+@pytest.mark.parametrize("max_shard_size", ["10GB", "8KB"])
+def test_checkpoint_that_transformers_wrote(spec, params, tmp_path, make_rows, max_shard_size):
+    """Load into transformers, let it write (one file, or shards with an index), load that, compare the logits."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    hf.save(params, spec, tmp_path / "ours", eos_token_id=[3, 4], bos_token_id=1, pad_token_id=2)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ours", dtype="float32", output_loading_info=True
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert (model.generation_config.eos_token_id, model.config.bos_token_id) == ([3, 4], 1)
+    model.save_pretrained(tmp_path / "theirs", max_shard_size=max_shard_size)
+    assert (tmp_path / "theirs" / hf.INDEX_FILE).is_file() == (max_shard_size == "8KB")
+    again_spec, again = hf.load(tmp_path / "theirs")
+    assert again_spec == spec
+    assert_same(again, params)
+    tokens, segments, positions = make_rows(spec, [[15]], 15)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+    got = transformer.unembed(again, spec, transformer.hidden_states(again, spec, tokens, segments, positions))
+    np.testing.assert_allclose(got, expected, atol=1e-4, rtol=0)
+
+
+def test_load_onto_a_mesh(tiny, exported):
+    _, params = tiny
+    _, loaded = hf.load(exported, mesh=make_mesh(fsdp=4, tensor=2))
+    assert_same(loaded, params)
+    assert len(loaded["layers"]["gate"].sharding.device_set) == 8
+    assert loaded["layers"]["gate"].addressable_shards[0].data.shape == (2, 4, 12)
+
+
+def test_redundant_tensors_are_allowed(tiny, exported):
+    def add(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(2, np.float32)
+
+    rewrite(exported, add)
+    assert_same(hf.load(exported)[1], tiny[1])
+
+
+K_PROJ = "model.layers.1.self_attn.k_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(K_PROJ), f"lacks 1 tensor.*{K_PROJ}"),
+        (lambda t: t.update({"model.layers.2.mlp.up_proj.weight": t[K_PROJ]}), r"does not know.*2\.mlp\.up_proj"),
+        (lambda t: t.update({K_PROJ: t[K_PROJ][:-1]}), rf"model\.safetensors.*{K_PROJ} has shape \(7, 16\).*\(8, 16\)"),
+        (lambda t: t.update({K_PROJ: t[K_PROJ].astype(np.int8)}), rf"{K_PROJ} is stored as I8"),
+    ],
+    ids=["missing", "extra", "misshaped", "integer"],
+)
+def test_bad_tensors_name_tensor_and_file(exported, change, message):
+    rewrite(exported, change)
+    with pytest.raises(hf.CheckpointError, match=message) as error:
+        hf.load(exported)
+    assert str(exported) in str(error.value)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 200, -1])
+def test_truncated_file(exported, keep):
+    path = exported / hf.WEIGHTS_FILE
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(hf.CheckpointError, match=r"model\.safetensors is truncated"):
+        hf.load(exported)
+
+
+def test_missing_files(exported, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        hf.load(tmp_path / "nowhere")
+    (exported / hf.WEIGHTS_FILE).unlink()
+    with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):
+        hf.load(exported)
+    (exported / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        hf.load(exported)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{not json", "not valid JSON"), ("[1]", "JSON object"), ('{"model_type": "mamba"}', r"config\.json.*mamba")],
+)
+def test_bad_config(exported, text, message):
+    (exported / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        hf.load(exported)
+
+
+@pytest.fixture
+def sharded(exported):
+    """The export cut into two shards with an index."""
+    tensors = safetensors.numpy.load_file(exported / hf.WEIGHTS_FILE)
+    (exported / hf.WEIGHTS_FILE).unlink()
+    names = sorted(tensors)
+    weight_map = {}
+    for number, part in enumerate((names[:9], names[9:]), 1):
+        file = f"model-{number:05d}-of-00002.safetensors"
+        safetensors.numpy.save_file({name: tensors[name] for name in part}, exported / file)
+        weight_map |= dict.fromkeys(part, file)
+    (exported / hf.INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return exported, weight_map
+
+
+def test_sharded_round_trip(tiny, sharded):
+    assert_same(hf.load(sharded[0])[1], tiny[1])
+
+
+def test_bad_index(sharded):
+    directory, weight_map = sharded
+    index = directory / hf.INDEX_FILE
+
+    def fails(value, message):
+        index.write_text(json.dumps(value))
+        with pytest.raises(hf.CheckpointError, match=message):
+            hf.load(directory)
+
+    fails({}, "no weight_map")
+    fails({"weight_map": {**weight_map, "a": "gone.safetensors"}}, r"gone\.safetensors")
+    fails({"weight_map": {**weight_map, "a": "../gone.safetensors"}}, r"gone\.safetensors")
+    fails({"weight_map": {**weight_map, "ghost": "model-00001-of-00002.safetensors"}}, "lacks tensor ghost")
+
+
+def test_save_copies_tokenizer_and_extra_files(tiny, tmp_path):
+    spec, params = tiny
+    source = tmp_path / "tokenizer"
+    source.mkdir()
+    (source / "tokenizer.json").write_text('{"version": "1.0"}')
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "unrelated.bin").write_text("no")
+    out = hf.save(params, spec, tmp_path / "out", source, eos_token_id=5, extra_files={"README.md": "# card\n"})
+    assert {path.name for path in out.iterdir()} == {
+        "README.md", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
+        "tokenizer.json",
+    }  # fmt: skip
+    assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == 5
+    assert (out / "README.md").read_text() == "# card\n"
+
+
+def test_save_replaces_only_at_the_end(tiny, exported, monkeypatch):
+    spec, params = tiny
+    before = {path.name: path.read_bytes() for path in exported.iterdir()}
+    changed = jax.tree.map(lambda leaf: leaf + 1, params)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hf, "_write_json", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            hf.save(changed, spec, exported)
+    assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
+    assert [path.name for path in exported.parent.iterdir()] == ["model"]
+
+    hf.save(changed, spec, exported)
+    assert_same(hf.load(exported)[1], changed)
+    assert [path.name for path in exported.parent.iterdir()] == ["model"]
+
+
+def test_save_refuses(tiny, tmp_path):
+    spec, params = tiny
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("x")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileExistsError, match="file is a file"):
+        hf.save(params, spec, tmp_path / "file")
+    with pytest.raises(FileExistsError, match=r"home holds other files"):
+        hf.save(params, spec, tmp_path / "home")
+    with pytest.raises(ValueError, match=r"dtype='int4'.*float32, bfloat16"):
+        hf.save(params, spec, tmp_path / "out", dtype="int4")
+    with pytest.raises(FileNotFoundError, match="tokenizer_dir"):
+        hf.save(params, spec, tmp_path / "out", tmp_path / "empty")
+    for name in ("../escape", "config.json"):
+        with pytest.raises(ValueError, match="extra_files"):
+            hf.save(params, spec, tmp_path / "out", extra_files={name: ""})
+    wrong = {**params, "final_norm": jnp.ones(3)}
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \(3,\)"):
+        hf.save(wrong, spec, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert hf.save(params, spec, tmp_path / "empty").is_dir()

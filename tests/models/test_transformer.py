@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seed_jax.models import hf, transformer
+from seed_jax.models.attention import attention
+
+
+def logits_of(params, spec, tokens, segments, positions, **options):
+    hidden = transformer.hidden_states(params, spec, tokens, segments, positions, **options)
+    return np.asarray(transformer.unembed(params, spec, hidden))
+
+
+@pytest.fixture
+def torch_model(spec, params, tmp_path):
+    """The same weights in `transformers`, float32 on CPU."""
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    hf.save(params, spec, tmp_path / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="float32")
+    return model.eval()
+
+
+def test_logits_match_transformers(spec, params, torch_model, make_rows):
+    import torch
+
+    tokens, segments, positions = make_rows(spec, [[37], [37]], 37)
+    with torch.no_grad():
+        expected = torch_model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+    np.testing.assert_allclose(logits_of(params, spec, tokens, segments, positions), expected, atol=1e-4, rtol=0)
+
+
+def test_packed_rows_equal_separate_rows(spec, params, make_rows):
+    lengths = [[5, 11, 3], [1, 17], []]
+    tokens, segments, positions = make_rows(spec, lengths, 23)
+    packed = logits_of(params, spec, tokens, segments, positions)
+    assert np.isfinite(packed).all()
+    for row, row_lengths in enumerate(lengths):
+        start = 0
+        for length in row_lengths:
+            alone = tokens[row : row + 1, start : start + length]
+            ones, index = np.ones_like(alone), np.arange(length, dtype=np.int32)[None]
+            expected = logits_of(params, spec, alone, ones, index)[0]
+            np.testing.assert_allclose(packed[row, start : start + length], expected, atol=1e-5, rtol=0)
+            start += length
+
+
+def test_padding_never_leaks(spec, params, make_rows):
+    tokens, segments, positions = make_rows(spec, [[6, 4]], 15)
+    other = np.where(segments == 0, (tokens + 1) % spec.vocab_size, tokens)
+    np.testing.assert_array_equal(
+        logits_of(params, spec, tokens, segments, positions)[:, :10],
+        logits_of(params, spec, other, segments, positions)[:, :10],
+    )
+
+
+def test_remat_policies_give_the_same_gradient(spec, params, make_rows):
+    rows = make_rows(spec, [[9, 8], [12]], 18)
+
+    def loss(params, remat):
+        return jnp.mean(transformer.hidden_states(params, spec, *rows, remat=remat) ** 3)
+
+    expected = jax.grad(loss)(params, "none")
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(expected["layers"]))
+    for remat in ("dots", "full"):
+        jax.tree.map(
+            lambda got, want: np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5),
+            jax.grad(loss)(params, remat),
+            expected,
+        )
+
+
+def test_keys_and_values_of_prefill_continue_the_row(spec, params, make_rows):
+    """A decode step over the returned cache, built from `block`, equals the full forward pass."""
+    tokens, segments, positions = make_rows(spec, [[12], [12]], 12)
+    full = transformer.hidden_states(params, spec, tokens, segments, positions)
+    _, (keys, values) = transformer.hidden_states(
+        params, spec, tokens[:, :-1], segments[:, :-1], positions[:, :-1], return_kv=True
+    )
+    assert keys.shape == values.shape == (spec.num_layers, 2, 11, spec.num_kv_heads, spec.head_dim)
+    x = transformer.embed(params, spec, tokens[:, -1:])
+    rope = transformer.rope_table(spec, jnp.asarray(positions[:, -1:]))
+    for index in range(spec.num_layers):
+        layer = jax.tree.map(lambda leaf, index=index: leaf[index], params["layers"])
+
+        def attend(q, k, v, index=index):
+            k, v = (jnp.concatenate([past[index], new], axis=1) for past, new in ((keys, k), (values, v)))
+            return attention(q, k, v, segments[:, -1:], segments, positions[:, -1:])
+
+        x = transformer.block(layer, spec, x, rope, attend)
+    np.testing.assert_allclose(transformer.final_norm(params, spec, x)[:, 0], full[:, -1], atol=1e-5)
+
+
+def test_compute_dtype(spec, params, make_rows):
+    rows = make_rows(spec, [[20]], 20)
+    exact = transformer.hidden_states(params, spec, *rows)
+    from_float32 = transformer.hidden_states(params, spec, *rows, dtype=jnp.bfloat16)
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    from_bfloat16 = transformer.hidden_states(half, spec, *rows)
+    assert exact.dtype == jnp.float32 and from_float32.dtype == from_bfloat16.dtype == jnp.bfloat16
+    assert transformer.unembed(half, spec, from_bfloat16).dtype == jnp.float32
+    # bfloat16 keeps 8 bits; hidden states after the final norm have unit scale.
+    np.testing.assert_allclose(from_float32.astype(jnp.float32), exact, atol=0.1)
+    np.testing.assert_allclose(from_bfloat16.astype(jnp.float32), exact, atol=0.1)
+
+
+def test_bad_arguments(spec, params, make_rows):
+    rows = make_rows(spec, [[4]], 4)
+    with pytest.raises(ValueError, match=r"remat='some'.*none, dots, full"):
+        transformer.hidden_states(params, spec, *rows, remat="some")
+    with pytest.raises(ValueError, match=r"backend 'flash'"):
+        transformer.hidden_states(params, spec, *rows, attention="flash")

@@ -1,0 +1,275 @@
+"""Policy, KL, entropy and distillation terms against NumPy, hand-computed vectors and the reference's golden values."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seed_jax.objectives.distill import GATES, gap_nll, gate_weights
+from seed_jax.objectives.policy_loss import entropy, kl_k3, ppo_clip
+
+CLIP = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
+
+# Two rows computed with the torch reference.
+OLD = np.array([[-1, -0.5, -2], [-0.2, -3, -1.5]], np.float32)
+NEW = np.array([[-0.7, -0.55, -1.2], [-0.3, -1.5, -1.4]], np.float32)
+TEACHER = np.array([[-0.4, -0.9, -1], [-0.1, -2.5, -1.4]], np.float32)
+REF = np.array([[-0.9, -0.5, -1], [-0.25, -2, -1]], np.float32)
+MASK = np.array([[1, 1, 0], [1, 1, 1]], np.float32)
+ADVANTAGES = np.array([1.0, -2.0], np.float32)
+
+
+def close(got, want, tolerance: float = 1e-5) -> None:
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+def test_golden_policy_loss(golden_cases) -> None:
+    for case in golden_cases:
+        arguments = (case["old"], case["adv_std_steps"], case["mask"])
+        (loss, metrics), grad = jax.value_and_grad(ppo_clip, has_aux=True)(jnp.asarray(case["new"]), *arguments, **CLIP)
+        close(loss, case["pg_loss"])
+        close(grad, case["pg_grad"])
+        close(metrics["clip_fraction"], case["pg_clipfrac"])
+        close(metrics["dual_clip_fraction"], case["pg_clipfrac_lower"])
+        close(metrics["approx_kl"], case["ppo_kl"])
+
+
+def test_golden_kl(golden_cases) -> None:
+    for case in golden_cases:
+        loss, grad = jax.value_and_grad(kl_k3)(jnp.asarray(case["new"]), case["ref"], case["mask"])
+        close(loss, case["kl_loss"])
+        close(grad, case["kl_grad"])
+
+
+def test_golden_distillation(golden_cases) -> None:
+    for case in golden_cases:
+        mask = case["mask"] * case["step_mask"][:, None]
+        function = jax.value_and_grad(gap_nll, has_aux=True)
+        (loss, metrics), grad = function(jnp.asarray(case["new"]), case["teacher"], mask)
+        close(loss, case["opd_loss"])
+        close(grad, case["opd_grad"])
+        close(metrics["gate_mean"], case["opd_gate_mean"])
+        close(metrics["gate_high"], case["opd_gate_active"])
+        close(metrics["gap_mean"], case["opd_gap_mean"])
+
+
+def test_hand_vector_policy_loss() -> None:
+    (loss, metrics), grad = jax.value_and_grad(ppo_clip, has_aux=True)(NEW, OLD, ADVANTAGES, MASK, **CLIP)
+    close(loss, 1.5737574)
+    close(grad, [[0, -0.1902459, 0], [0.3619350, 0, 0.4420684]])
+    close(metrics["clip_fraction"], 0.2)
+    close(metrics["dual_clip_fraction"], 0.2)
+    close(metrics["approx_kl"], -0.35)
+    close(metrics["ratio_max"], np.exp(1.5))
+
+
+def test_hand_vector_kl() -> None:
+    loss, grad = jax.value_and_grad(kl_k3)(NEW, REF, MASK)
+    close(loss, 0.0439256)
+    close(grad, [[0.0362538, -0.0102542, 0], [-0.0102542, 0.0786939, -0.0983649]])
+
+
+def test_hand_vector_distillation() -> None:
+    (loss, metrics), grad = jax.value_and_grad(gap_nll, has_aux=True)(NEW, TEACHER, MASK)
+    close(loss, 0.0665949)
+    close(grad, [[-0.1635149, -0.0296094, 0], [-0.1462117, -0.0013386, -0.1]])
+    close(metrics["gate_mean"], 0.4406746)
+    only_first = MASK * np.array([[1], [0]], np.float32)
+    (loss, _), grad = jax.value_and_grad(gap_nll, has_aux=True)(NEW, TEACHER, only_first)
+    close(loss, 0.0967279)
+    close(grad, [[-0.4087872, -0.0740236, 0], [0, 0, 0]])
+
+
+def test_token_advantages_and_asymmetric_clip() -> None:
+    advantages = np.array([[1, -1, 5], [2, -0.5, 0]], np.float32)
+    loss, _ = ppo_clip(NEW, OLD, advantages, MASK, clip_low=0.1, clip_high=0.3, dual_clip=None)
+    ratio = np.exp(NEW.astype(np.float64) - OLD)
+    per_token = np.maximum(-advantages * ratio, -advantages * np.clip(ratio, 0.9, 1.3))
+    close(loss, (per_token * MASK).sum() / 5)
+
+
+def test_without_dual_clip_the_loss_is_unbounded() -> None:
+    loss, metrics = ppo_clip(np.array([[1.5]]), np.array([[0.0]]), np.array([-2.0]), np.ones((1, 1)), dual_clip=None)
+    close(loss, 2 * np.exp(1.5))
+    assert float(metrics["dual_clip_fraction"]) == 0
+
+
+def test_kl_is_clamped_per_token() -> None:
+    logp, reference = np.array([[-5.0, -1.0]], np.float32), np.array([[-1.0, -1.0]], np.float32)
+    loss, grad = jax.value_and_grad(kl_k3)(logp, reference, np.ones((1, 2)))
+    assert np.exp(4) - 5 > 10
+    close(loss, 10 / 2)
+    np.testing.assert_array_equal(grad, 0.0)
+
+
+def test_entropy_is_the_masked_mean() -> None:
+    loss, grad = jax.value_and_grad(entropy)(jnp.array([[1.0, 2.0, jnp.nan]]), jnp.array([[1, 1, 0]]))
+    close(loss, 1.5)
+    close(grad, [[0.5, 0.5, 0]])
+
+
+def test_gates() -> None:
+    gap = jnp.array([[0.0, 0.5, -0.5]])
+    close(gate_weights(gap, "none"), [[1, 1, 1]])
+    close(gate_weights(gap, "const", const=0.25), [[0.25] * 3])
+    close(gate_weights(gap, "sig_gap"), [[0.5, 0.924142, 0.075858]])
+    # Steepness 0 is the constant gate .5 of the published "GRPO + OPSD" runs.
+    close(gate_weights(gap, "sig_gap", beta=0.0), gate_weights(gap, "const"))
+
+
+def test_a_constant_gate_ignores_the_teacher_in_the_gradient() -> None:
+    gradient = jax.grad(lambda logp, teacher: gap_nll(logp, teacher, MASK, gate="const")[0])
+    np.testing.assert_array_equal(gradient(NEW, TEACHER), gradient(NEW, TEACHER - 3))
+    close(gradient(NEW, TEACHER), -0.5 * MASK / 5)
+
+
+def test_gate_statistics() -> None:
+    _, metrics = gap_nll(NEW, TEACHER, MASK)
+    gap = (TEACHER - NEW)[MASK == 1].astype(np.float64)
+    gate = 1 / (1 + np.exp(-5 * gap))
+    close(metrics["gate_std"], gate.std())
+    close(metrics["gate_square"], (gate**2).mean())
+    close(metrics["gate_high"], (gate > 0.5).mean())
+
+
+@pytest.mark.parametrize("which", ["old", "teacher", "advantages"])
+def test_constants_have_no_gradient(which: str) -> None:
+    def total(old, teacher, advantages):
+        return ppo_clip(NEW, old, advantages, MASK, **CLIP)[0] + gap_nll(NEW, teacher, MASK)[0] + kl_k3(NEW, old, MASK)
+
+    position = ("old", "teacher", "advantages").index(which)
+    np.testing.assert_array_equal(jax.grad(total, argnums=position)(OLD, TEACHER, ADVANTAGES), 0.0)
+
+
+def all_terms(logp, old, ref, teacher, advantages, mask, denominator=None):
+    """The sum of the four terms, every one with weight 1."""
+    policy, _ = ppo_clip(logp, old, advantages, mask, **CLIP, denominator=denominator)
+    distillation, _ = gap_nll(logp, teacher, mask, denominator=denominator)
+    kl = kl_k3(logp, ref, mask, denominator=denominator)
+    return policy + distillation + kl - 0.1 * entropy(-logp, mask, denominator=denominator)
+
+
+TERMS = jax.jit(jax.value_and_grad(all_terms))
+
+
+@pytest.mark.parametrize("gap", [80.0, -80.0, 400.0, -400.0])
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
+def test_extreme_gaps_stay_finite(gap: float, advantage: float) -> None:
+    shape = (2, 3)
+    base, far = np.full(shape, -1.0, np.float32), np.full(shape, -1.0 + gap, np.float32)
+    loss, grad = TERMS(far, base, base, base, np.full(2, advantage, np.float32), np.ones(shape))
+    assert np.isfinite(loss) and np.isfinite(grad).all()
+    for name, value in gap_nll(far, base, np.ones(shape))[1].items():
+        assert np.isfinite(value), name
+
+
+@pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf, 1e30])
+def test_garbage_at_masked_positions_reaches_nothing(garbage: float) -> None:
+    want_loss, want_grad = TERMS(NEW, OLD, REF, TEACHER, ADVANTAGES, MASK)
+    dirty = [np.where(MASK == 1, array, garbage) for array in (NEW, OLD, REF, TEACHER)]
+    token_advantages = np.where(MASK == 1, ADVANTAGES[:, None], garbage)
+    loss, grad = TERMS(*dirty, token_advantages, MASK)
+    close(loss, want_loss, 1e-6)
+    close(grad, want_grad, 1e-6)
+
+
+def test_an_empty_mask_is_exactly_zero() -> None:
+    loss, grad = TERMS(NEW, OLD, REF, TEACHER, ADVANTAGES, np.zeros_like(MASK))
+    assert float(loss) == 0
+    np.testing.assert_array_equal(grad, 0.0)
+    for gate in GATES:
+        loss, metrics = gap_nll(NEW, TEACHER, np.zeros_like(MASK), gate=gate)
+        assert float(loss) == 0 and all(float(value) == 0 for value in metrics.values())
+
+
+def test_numbers_may_be_traced_without_recompiling() -> None:
+    @jax.jit
+    def loss(low, high, dual, beta):
+        policy, _ = ppo_clip(NEW, OLD, ADVANTAGES, MASK, clip_low=low, clip_high=high, dual_clip=dual)
+        return policy + gap_nll(NEW, TEACHER, MASK, beta=beta)[0]
+
+    for numbers in ((0.2, 0.2, 3.0, 5.0), (0.1, 0.3, 2.0, 1.0)):
+        low, high, dual, beta = numbers
+        want = ppo_clip(NEW, OLD, ADVANTAGES, MASK, clip_low=low, clip_high=high, dual_clip=dual)[0]
+        close(loss(*numbers), want + gap_nll(NEW, TEACHER, MASK, beta=beta)[0], 1e-6)
+    assert loss._cache_size() == 1
+
+
+ROWS, TOKENS = 6, 4
+gaps = st.sampled_from([0.0, 0.05, -0.05, 0.3, -0.7, 1.5, -1.5, 80.0, -80.0])
+
+
+@st.composite
+def batches(draw):
+    """logp, old, ref, teacher, advantages, mask; gaps up to +-80."""
+    size = ROWS * TOKENS
+    logp = np.array(draw(st.lists(st.floats(-6, -0.015625, width=32), min_size=size, max_size=size)), np.float32)
+    others = [logp + np.array(draw(st.lists(gaps, min_size=size, max_size=size)), np.float32) for _ in range(3)]
+    mask = np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)), np.float32)
+    advantages = np.array(draw(st.lists(st.sampled_from([-2.0, 0.0, 1.0]), min_size=ROWS, max_size=ROWS)), np.float32)
+    return *[array.reshape(ROWS, TOKENS) for array in (logp, *others)], advantages, mask.reshape(ROWS, TOKENS)
+
+
+@settings(max_examples=40, deadline=None)
+@given(batch=batches(), order=st.permutations(range(ROWS)))
+def test_row_order_changes_nothing(batch, order) -> None:
+    loss, grad = TERMS(*batch)
+    assert np.isfinite(loss) and np.isfinite(grad).all()
+    order = np.array(order)
+    moved_loss, moved_grad = TERMS(*[array[order] for array in batch])
+    close(moved_loss, loss)
+    close(moved_grad, np.asarray(grad)[order])
+
+
+@settings(max_examples=30, deadline=None)
+@given(batch=batches())
+def test_padding_changes_nothing(batch) -> None:
+    loss, grad = TERMS(*batch)
+    padded = [np.pad(array, [(0, 2)] + [(0, 3)] * (array.ndim - 1)) for array in batch]
+    padded_loss, padded_grad = TERMS(*padded)
+    close(padded_loss, loss)
+    close(padded_grad[:ROWS, :TOKENS], grad)
+    assert not np.asarray(padded_grad)[ROWS:].any() and not np.asarray(padded_grad)[:, TOKENS:].any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(batch=batches())
+def test_micro_batches_with_a_global_denominator_add_up(batch) -> None:
+    loss, grad = TERMS(*batch)
+    total = np.float32(batch[-1].sum())
+    half = ROWS // 2
+    parts = [TERMS(*[array[rows] for array in batch], total) for rows in (slice(0, half), slice(half, None))]
+    close(sum(part[0] for part in parts), loss)
+    close(np.concatenate([part[1] for part in parts]), grad)
+
+
+def test_metrics_of_micro_batches_add_up() -> None:
+    total = MASK.sum()
+    for function, other in ((ppo_clip, OLD), (gap_nll, TEACHER)):
+        extra = [ADVANTAGES] if function is ppo_clip else []
+        _, want = function(NEW, other, *extra, MASK)
+        parts = [function(*[a[i : i + 1] for a in (NEW, other, *extra, MASK)], denominator=total)[1] for i in (0, 1)]
+        for name in want.keys() - {"ratio_max", "gate_std"}:
+            close(parts[0][name] + parts[1][name], want[name], 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda: ppo_clip(NEW, OLD[:1], ADVANTAGES, MASK, **CLIP), "old_logp"),
+        (lambda: ppo_clip(NEW[0], OLD[0], ADVANTAGES, MASK[0], **CLIP), "logp"),
+        (lambda: ppo_clip(NEW, OLD, np.ones(3), MASK, **CLIP), "advantages"),
+        (lambda: ppo_clip(NEW, OLD, np.ones((2, 1)), MASK, **CLIP), "advantages"),
+        (lambda: kl_k3(NEW, REF[:, :2], MASK), "ref_logp"),
+        (lambda: entropy(NEW[:, :2], MASK), "token_entropy"),
+        (lambda: gap_nll(NEW, TEACHER[:1], MASK), "teacher_logp"),
+        (lambda: gap_nll(NEW, TEACHER, MASK, gate="soft"), "gate is 'soft'; choose one of none, const, sig_gap"),
+    ],
+)
+def test_bad_arguments(function, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        function()

@@ -1,0 +1,216 @@
+"""Bad values are refused with a clear message; a config has a stable identity."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from configs import base
+from seed_jax import config as config_lib
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def make_config(**overrides: object) -> ConfigDict:
+    """The base config with `section__field=value` set, and the one field that has no default."""
+    config = base.get_config()
+    config.model.init = "some/directory"
+    with config.unlocked(), config.ignore_type():
+        for name, value in overrides.items():
+            *sections, field = name.split("__")
+            node = config
+            for section in sections:
+                node = node[section]
+            node[field] = value
+    return config
+
+
+def problems(config: ConfigDict) -> list[str]:
+    with pytest.raises(config_lib.ConfigError) as error:
+        config_lib.check(config)
+    return [line.removeprefix("  - ") for line in str(error.value).splitlines()[1:]]
+
+
+def test_base_config_needs_only_a_model():
+    config_lib.check(make_config())
+    assert problems(base.get_config()) == [
+        "model.init = '': must be a non-empty text (a directory in Hugging Face format)"
+    ]
+
+
+def test_every_field_has_a_comment():
+    source = (ROOT / "configs" / "base.py").read_text().splitlines()
+    for field in config_lib.flatten(base.get_config()):
+        name = field.rsplit(".", 1)[-1]
+        lines = [line for line in source if f".{name} = " in line]
+        assert lines and any("  # " in line for line in lines), field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed", -1),
+        ("iterations", 0),
+        ("iterations", True),
+        ("method", ""),
+        ("old_logprobs", "guess"),
+        ("model__dtype", "float16"),
+        ("model__remat", "some"),
+        ("mesh__fsdp", 0),
+        ("mesh__tensor", -2),
+        ("env__engine", "unity"),
+        ("env__max_steps", 0),
+        ("env__history", -1),
+        ("env__workers", -1),
+        ("env__step_timeout_s", 0.0),
+        ("rollout__tasks", 0),
+        ("rollout__tasks", 2.5),
+        ("rollout__temperature", 0.0),
+        ("rollout__temperature", float("nan")),
+        ("rollout__max_response_tokens", 0),
+        ("rollout__require_think", "yes"),
+        ("hindsight__source", "oracle"),
+        ("hindsight__min_coverage_iterations", -1),
+        ("adv__kind", "ppo"),
+        ("adv__eps", 0.0),
+        ("adv__penalty", -0.1),
+        ("adv__penalty", "sometimes"),
+        ("loss__clip_low", 1.0),
+        ("loss__dual_clip", 1.0),
+        ("loss__kl_coef", -0.01),
+        ("distill__gate", "hard"),
+        ("distill__coef", float("inf")),
+        ("optim__lr", "fast"),
+        ("optim__lr", 0.0),
+        ("optim__b2", 1.0),
+        ("pack__rows_per_micro", 0),
+        ("eval__split", "test"),
+        ("eval__temperatures", ()),
+        ("eval__temperatures", (0.0, -1.0)),
+        ("checkpoint__keep", 0),
+        ("log__tensorboard", 1),
+    ],
+)
+def test_impossible_value_names_field_and_value(field, value):
+    (problem,) = problems(make_config(**{field: value}))
+    shown = list(value) if isinstance(value, tuple) else value
+    assert problem.startswith(f"{field.replace('__', '.')} = {shown!r}: must be ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fields"),
+    [
+        ({"rollout__group": 1}, ["adv.kind", "rollout.group"]),
+        ({"env__train_tasks": 8}, ["env.train_tasks = 8", "rollout.tasks = 16"]),
+        ({"hindsight__source": "none"}, ["distill.kind", "hindsight.source", "distill.kind = 'none'"]),
+        ({"distill__kind": "none"}, ["hindsight.source", "distill.kind"]),
+        ({"loss__rl_coef": 0.0, "distill__coef": 0.0}, ["loss.rl_coef", "distill.coef"]),
+        ({"adv__normalize": "mean", "adv__std_floor": 1.0}, ["adv.normalize", "adv.std_floor"]),
+        (
+            {"pack__row_tokens": 2559},
+            ["pack.row_tokens = 2559", "max_prompt_tokens = 2048", "max_response_tokens = 512"],
+        ),
+        ({"pack__scored_tokens_per_row": 511}, ["pack.scored_tokens_per_row", "rollout.max_response_tokens"]),
+        ({"pack__teacher_row_tokens": 2815}, ["pack.teacher_row_tokens", "hindsight.max_skill_tokens"]),
+        ({"mesh__tensor": -1}, ["mesh.fsdp", "mesh.tensor"]),
+    ],
+)
+def test_impossible_combination_names_all_fields(overrides, fields):
+    (problem,) = problems(make_config(**overrides))
+    assert all(field in problem for field in fields)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"distill__coef": 0.0},  # must stay possible: it is compared with GRPO
+        {"distill__kind": "none", "hindsight__source": "none", "pack__teacher_row_tokens": 1},
+        {"loss__rl_coef": 0.0},
+        {"loss__rl_coef": 1},
+        {"pack__row_tokens": 2560},
+        {"pack__teacher_row_tokens": 2816},
+    ],
+)
+def test_possible_combinations_pass(overrides):
+    config_lib.check(make_config(**overrides))
+
+
+def test_all_problems_in_one_message():
+    config = make_config(optim__lr=-1.0, rollout__group=1, hindsight__source="none", iterations=0)
+    assert len(problems(config)) == 4
+
+
+def test_missing_and_unknown_fields():
+    config = make_config(optim__lrr=1.0)
+    with config.unlocked():
+        del config.loss.kl_coef
+    assert problems(config) == [
+        "loss.kl_coef is missing: start from configs/base.py, which has every field",
+        "unknown field optim.lrr; did you mean optim.lr?",
+    ]
+
+
+def test_suggest():
+    config = base.get_config()
+    assert config_lib.suggest(config, "optim.lrr") == "unknown field optim.lrr; did you mean optim.lr?"
+    assert config_lib.suggest(config, "kl_coef") == "unknown field kl_coef; did you mean loss.kl_coef?"
+    assert "adv.kind or distill.kind" in config_lib.suggest(config, "kind")
+    assert config_lib.suggest(config, "qqq") == "unknown field qqq; configs/base.py lists all fields"
+
+
+def test_hash_ignores_what_a_resumed_run_may_change():
+    config = make_config()
+    identity = config_lib.config_hash(config)
+    free = make_config(iterations=3, eval__every=1, checkpoint__keep=9, log__tensorboard=False, env__workers=2)
+    assert config_lib.config_hash(free) == identity
+    assert config_lib.config_hash(make_config(optim__lr=2e-6)) != identity
+    assert config_lib.config_hash(make_config(env__max_steps=31)) != identity
+    assert config_lib.config_hash(json.loads(config_lib.to_json(config))) == identity
+
+
+def test_json_is_stable_and_complete():
+    config = make_config()
+    reordered = ConfigDict(dict(reversed(list(config.to_dict().items()))))
+    assert config_lib.to_json(config) == config_lib.to_json(reordered)
+    assert config_lib.flatten(json.loads(config_lib.to_json(config))) == config_lib.flatten(config)
+
+
+def test_diff():
+    old, new = make_config(), make_config(optim__lr=2e-6, iterations=3)
+    assert config_lib.diff(old, old) == []
+    assert config_lib.diff(old, new) == ["iterations: 150 -> 3", "optim.lr: 1e-06 -> 2e-06"]
+    assert config_lib.diff(old, new, ignore=config_lib.FREE_ON_RESUME) == ["optim.lr: 1e-06 -> 2e-06"]
+    saved = json.loads(config_lib.to_json(old))
+    assert config_lib.diff(saved, old) == []
+    del saved["loss"]["kl_coef"]
+    assert config_lib.diff(saved, old) == ["loss.kl_coef: (absent) -> 0.01"]
+
+
+def test_mistyped_override_on_the_command_line(tmp_path):
+    script = tmp_path / "launcher.py"
+    script.write_text(
+        "from absl import app\n"
+        "from ml_collections import config_flags\n"
+        "from seed_jax import config\n"
+        "FLAG = config_flags.DEFINE_config_file('config')\n"
+        "app.run(lambda _: print(FLAG.value.optim.lr), flags_parser=config.parse_flags)\n"
+    )
+
+    def launch(*overrides: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), f"--config={ROOT}/configs/base.py", *overrides]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+    assert launch("--config.optim.lr=2e-6").stdout == "2e-06\n"
+    wrong = launch("--config.optim.lrr=1", "--config.optm.b1=0.5", "--config.seed=1")
+    assert wrong.returncode == 2
+    assert wrong.stderr.splitlines() == [
+        "FATAL unknown field optim.lrr; did you mean optim.lr?",
+        "FATAL unknown field optm.b1; did you mean optim.b1?",
+    ]
