@@ -10,11 +10,13 @@
     with acting rows
    that follow a skill in the prompt.
 
-No game of the training list or of an evaluation panel is used here.
+card.json gets what was measured of both. An existing base/ is kept, so an interrupted build goes on with stage 1.
+No game of the training list or of an evaluation panel is used for training here.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import tempfile
 import time
@@ -24,6 +26,7 @@ from pathlib import Path
 import jax
 from absl import app, flags
 
+from configs import quickstart
 from envs.alfworld import vocabulary
 from envs.alfworld.domain import FACTORY, AlfworldDomain
 from envs.alfworld.engine import make
@@ -32,6 +35,7 @@ from envs.alfworld.generate import make_game, make_tasks
 from envs.alfworld.planner import Planner, annotate, read_hint
 from envs.alfworld.prompt import offered_commands
 from envs.pool import make_pool
+from seed_jax import sharding
 from seed_jax import tokenizer as tok
 from seed_jax.evaluate import evaluate
 from seed_jax.hindsight.analyzer import analyze
@@ -39,22 +43,23 @@ from seed_jax.hindsight.prompts import analysis_prompt, insert_skill
 from seed_jax.models import hf
 from seed_jax.models.spec import ModelSpec, init_params
 from seed_jax.rollout import World
-from seed_jax.runtime.memory import keep_freed_memory
+from seed_jax.runtime.host import keep_freed_memory, use_every_core
 from seed_jax.sampler.engine import Sampler
 from seed_jax.train.packing import Sample, Shape
 from seed_jax.train.sft import train_sft
 from seed_jax.train.state import init_state, make_optimizer
 from seed_jax.types import Episode, Turn
 
-OUT = flags.DEFINE_string("out", "assets/quickstart", "directory that receives base/ and stage1/")
-BASE_STEPS = flags.DEFINE_integer("base_steps", 1400, "optimizer steps of behaviour cloning")
+OUT = flags.DEFINE_string("out", "assets/quickstart", "directory that receives base/, stage1/ and card.json")
+BASE_STEPS = flags.DEFINE_integer("base_steps", 1800, "optimizer steps of behaviour cloning")
 STAGE1_STEPS = flags.DEFINE_integer("stage1_steps", 500, "optimizer steps of stage 1")
 GAMES = flags.DEFINE_integer("games", 6000, "games of the behaviour-cloning data (each played twice)")
 SKIP = flags.DEFINE_float("skip", 0.6, "share of clean/heat/cool demonstrations that forget the step")
 SEED = flags.DEFINE_integer("seed", 0, "seed of data and training")
 
-STYLE, HISTORY, MAX_STEPS = "compact", 4, 12
+STYLE, HISTORY, MAX_STEPS = "compact", 4, 12  # as in configs/quickstart.py
 FIRST_GAME = 500_000  # seeds of the demonstration games: far behind any training list
+ROWS = 40  # rows of an optimizer step
 SHAPE = Shape(row_tokens=160, scored_tokens=48, turns=4)
 SKILL_SHAPE = Shape(row_tokens=320, scored_tokens=80, turns=4)
 DOMAIN = AlfworldDomain(STYLE)
@@ -174,46 +179,30 @@ def reporter(name: str, total: int):
     return report
 
 
-def measure(tokenizer, spec, params, games_count: int = 192, skills: bool = False) -> None:
-    """Prints held-out success, greedy and at temperature .4, and (for stage 1) the parse rate of skills."""
-    sampler = Sampler(spec, tokenizer.eos_token_id, seed=0)
+def measure(directory: Path, games_count: int = 192) -> dict:
+    """Held-out success, greedy and at temperature .4, and the parse rate of skills, of a saved model."""
+    tokenizer = tok.load_tokenizer(directory)
+    spec, params = hf.load(directory)
+    sampler = Sampler(spec, tokenizer.eos_token_id, seed=0, mesh=sharding.make_mesh())
     sampler.params = params
-    world = World(DOMAIN, make_pool(FACTORY), MAX_STEPS, HISTORY)
+    config = quickstart.get_config()
+    world = World(DOMAIN, make_pool(FACTORY), config.env.max_steps, config.env.history)
+    results: dict = {}
     for temperature in (0.0, 0.4):
-        result, episodes = evaluate(
+        results[f"temperature {temperature:g}"], episodes = evaluate(
             sampler,
             tokenizer,
             world,
-            make_tasks("seen", games_count),
+            make_tasks(config.eval.split, games_count),
             temperature=temperature,
-            max_tokens=20,
-            max_prompt_tokens=160,
-            seed=1000,
+            max_tokens=config.rollout.max_response_tokens,
+            max_prompt_tokens=config.rollout.max_prompt_tokens,
+            seed=config.eval.seed,
         )
-        rates = " ".join(f"{family.split('_')[1]} {rate:.2f}" for family, rate in result["family"].items())
-        print(
-            f"T={temperature}: success {result['success_rate']:.3f} +- {result['standard_error']:.3f} ({rates}) "
-            f"admissible {result['admissible_rate']:.3f} valid {result['valid_rate']:.3f}",
-            flush=True,
-        )
-    if skills:
-        from types import SimpleNamespace
-
-        counts = analyze(
-            sampler,
-            tokenizer,
-            episodes,
-            SimpleNamespace(max_analysis_tokens=288, max_skill_tokens=40, min_words=3),
-            STYLE,
-            0,
-        )
-        print(
-            f"skills parsed {counts['parsed']}/{counts['analyzed']}",
-            dict(counts),
-            episodes[0].skill,
-            episodes[1].skill,
-            flush=True,
-        )
+    counts = analyze(sampler, tokenizer, episodes, config.hindsight, STYLE, 0)
+    results["skill_parse_rate"] = counts["parsed"] / counts["analyzed"]
+    print(f"{directory}: {json.dumps(results, indent=1)}", flush=True)
+    return results
 
 
 def save(params, spec, tokenizer, out: Path) -> None:
@@ -249,18 +238,18 @@ def build_base(tokenizer, spec, optimizer, out: Path) -> None:
             [(samples, 1.0)],
             SHAPE,
             steps=steps,
-            rows_per_step=36,
+            rows_per_step=ROWS,
             lr=lr,
             seed=seed,
             prompt_weight=prompt_weight,
             report=reporter(name, steps),
         )
-        measure(tokenizer, spec, state.params)
     save(state.params, spec, tokenizer, out)
 
 
 def main(_) -> None:
     keep_freed_memory()
+    use_every_core(ROWS)
     out, seed = Path(OUT.value), SEED.value
     tokenizer = tok.build_phrase_tokenizer(
         vocabulary.phrases(), vocabulary.classes(), vocabulary.words(), vocabulary.MAX_NUMBER
@@ -281,14 +270,14 @@ def main(_) -> None:
         [(acting, 0.45), (following, 0.3), (skills, 0.25)],
         SKILL_SHAPE,
         steps=STAGE1_STEPS.value,
-        rows_per_step=20,
+        rows_per_step=ROWS // 2,
         lr=1.2e-3,
         seed=seed + 1,
         report=reporter("stage1", STAGE1_STEPS.value),
     )
     save(state.params, spec, tokenizer, out / "stage1")
-    _, params = hf.load(out / "stage1")
-    measure(tokenizer, spec, params, skills=True)
+    card = {name: measure(out / name) for name in ("base", "stage1")}
+    (out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,12 +16,19 @@ from seed_jax.rollout import World
 from seed_jax.train.loop import Setup
 
 
+class DataError(ValueError):
+    """The games that a config names cannot be used; the message names the file or the field."""
+
+
 @contextlib.contextmanager
 def open_environment(config) -> Iterator[Setup]:
-    """The environment of a config, its worker processes ended on the way out."""
+    """The environment of a config, its worker processes ended on the way out. Raises DataError."""
     if config.env.name != "alfworld":
-        raise ValueError(f"env.name = {config.env.name!r} is unknown; supported: 'alfworld'")
-    train_tasks, panel = alfworld_tasks(config)
+        raise DataError(f"env.name = {config.env.name!r} is unknown; supported: 'alfworld'")
+    try:
+        train_tasks, panel = alfworld_tasks(config)
+    except (ValueError, FileNotFoundError) as error:
+        raise DataError(str(error)) from error
     factory = functools.partial(engine.make, engine=config.env.engine)
     pool = make_pool(factory, workers=config.env.workers, step_timeout_s=config.env.step_timeout_s)
     try:
@@ -40,6 +47,9 @@ def alfworld_tasks(config) -> tuple[list, list]:
     train, skipped = load_tasks(env.data, "train", strict=False)
     for corrupt in skipped:
         print(f"skipped: {corrupt}", file=sys.stderr)
+    if skipped:
+        total = len(train) + len(skipped)
+        print(f"{len(skipped)} of {total} training games in {env.data} are damaged and left out", file=sys.stderr)
     panel, _ = load_tasks(env.data, evaluation.split, strict=True)
     for name, have, want in (("env.train_tasks", train, env.train_tasks), ("eval.games", panel, evaluation.games)):
         if len(have) < want:

@@ -13,10 +13,10 @@ import jax
 from absl import app, flags
 from ml_collections import config_flags
 
-from launch.environment import open_environment
+from launch.environment import DataError, open_environment
 from seed_jax import config as config_lib
+from seed_jax.runtime.host import keep_freed_memory, use_every_core
 from seed_jax.runtime.logging import WorkdirError, prepare_workdir
-from seed_jax.runtime.memory import keep_freed_memory
 from seed_jax.train.loop import Interrupted, train
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -41,12 +41,16 @@ def main(_) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     keep_freed_memory()
+    use_every_core(min(config.pack.rows_per_micro, config.rollout.batch // 4))
     logging.getLogger("absl").setLevel(logging.WARNING)
     jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "seed_jax" / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     try:
         with open_environment(config) as setup:
             train(config, setup, workdir, resuming=resuming)
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except Interrupted:
         return EXIT_INTERRUPTED
     return 0

@@ -29,10 +29,10 @@ def command_span(tokenizer, response_ids: Sequence[int]) -> slice:
         text = tok.decode(tokenizer, response_ids[: i + 1]).lower()
         if start is None and "<action>" in text:
             start = i + 1
-        if "</action>" in text:
+        if start is not None and "</action>" in text[text.index("<action>") :]:
             end = i
             break
-    return slice(start, end) if start is not None and end is not None else slice(0, 0)
+    return slice(start, end) if end is not None else slice(0, 0)
 
 
 def skill_table(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from envs.alfworld import actions, prompt
 from envs.alfworld.engine import make
+from envs.alfworld.games import load_json
 from envs.alfworld.generate import make_tasks
 from envs.alfworld.planner import PROCESS, annotate, kind
 from envs.base import Task
@@ -43,8 +45,8 @@ class AlfworldDomain:
         """The skill that the rule-based annotator writes for the task's own walkthrough."""
         game = make(task.source)
         game.reset()
-        steps = [(command, game.step(command).text) for command in task.source["walkthrough"]]
-        return annotate(task.source, steps, won=True)[1]
+        steps = [(command, game.step(command).text) for command in game.walkthrough]
+        return annotate(_described(task), steps, won=True)[1]
 
     def row_class(self, task: Task, episode: Any, index: int) -> str | None:
         """What kind of decision turn `index` of an episode is, for the skill table; None for turns that decide
@@ -53,7 +55,7 @@ class AlfworldDomain:
         outcome = "success" if episode.won else "failure"
         if not turn.admissible:
             return f"{outcome}: invalid action"
-        verb, appliance = PROCESS.get(task.source["family"], (None, None))
+        verb, appliance = PROCESS.get(task.family, (None, None))
         if verb and turn.command.startswith(f"{verb} "):
             return f"{outcome}: {'/'.join(sorted(v for v, _ in PROCESS.values()))}"
         if not turn.command.startswith("go to "):
@@ -62,11 +64,27 @@ class AlfworldDomain:
         if not any(
             (earlier.command or "").startswith("take ") and earlier.admissible for earlier in episode.turns[:index]
         ):
-            source = next(c for c in task.source["walkthrough"] if c.startswith("go to "))[len("go to ") :]
-            return f"{outcome}: search, {'right' if place == source else 'other'} place"
+            return f"{outcome}: search, {'right' if place == _start(task) else 'other'} place"
         if verb and not any((earlier.command or "").startswith(f"{verb} ") for earlier in episode.turns[:index]):
             return f"{outcome}: holds it, {'to the appliance' if kind(place) == appliance else 'elsewhere'}"
         return None
+
+
+def _described(task: Task) -> dict[str, str]:
+    """What the annotator needs to know of a task: family, and the class names of object and receptacle.
+
+    A game file says so in the name of its task's directory, `<family>-<Object>-None-<Receptacle>-<scene>`.
+    """
+    if isinstance(task.source, dict):
+        return task.source
+    family, wanted, _, receptacle, _ = Path(task.source).parent.parent.name.split("-")
+    return {"family": family, "object": wanted.lower(), "receptacle": receptacle.lower()}
+
+
+def _start(task: Task) -> str:
+    """The first place of the task's walkthrough: where the object is."""
+    data = task.source if isinstance(task.source, dict) else load_json(task.source)
+    return next(c for c in data["walkthrough"] if c.startswith("go to "))[len("go to ") :]
 
 
 def generated_tasks(split: str, count: int, size: str) -> list[Task]:

@@ -52,6 +52,7 @@ class Planner:
     here: str | None = None
     source: str | None = None
     lamp: str | None = None
+    destination: str | None = None
 
     def __post_init__(self) -> None:
         self.source = self.known
@@ -176,7 +177,7 @@ def annotate(game: dict, steps: list[tuple[str, str]], won: bool) -> tuple[str, 
     verb, appliance = PROCESS.get(family, (None, None))
     used = next(
         (
-            c.split(" with ")[1]
+            c.partition(" with ")[2]
             for c, o in steps
             if verb and c.startswith(f"{verb} {wanted} ") and f"you {verb}" in o.lower()
         ),

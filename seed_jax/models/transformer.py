@@ -42,8 +42,10 @@ def embed(params: dict[str, Any], spec: ModelSpec, tokens: jax.Array, dtype: Any
 
 
 def rope_table(spec: ModelSpec, positions: jax.Array) -> Rope:
-    """Cosines and sines of the rotary embedding (Su et al. 2021, eq. 15): positions [...] -> two [..., hd/2]
-    float32."""
+    """Cosines and sines of the rotary embedding (Su et al. 2021, eq. 15): positions [...] -> two [..., hd/2].
+
+    Both are float32.
+    """
     exponents = jnp.arange(0, spec.head_dim, 2, dtype=jnp.float32) / spec.head_dim
     angles = positions[..., None].astype(jnp.float32) * spec.rope_theta**-exponents
     return jnp.cos(angles), jnp.sin(angles)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax.numpy as jnp
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
+from seed_jax import sharding
 from seed_jax.models.spec import ModelSpec
 from seed_jax.sampler.decode import generate
 from seed_jax.sampler.sampling import request_keys
@@ -20,12 +22,23 @@ from seed_jax.types import Completion, SamplingParams
 class Sampler:
     """Decodes batches of prompts with the current weights.
 
-    batch: requests a call; prompt_bucket: prompts are padded to multiples of this many tokens.
+    batch: requests a call; prompt_bucket: prompts are padded to multiples of this many tokens; mesh: its fsdp axis
+        splits the requests of a call (the weights in `params` must be on the same mesh).
     Counters in `stats`: requests, prompt_tokens, new_tokens, length_stops.
     """
 
-    def __init__(self, spec: ModelSpec, eos_id: int, *, seed: int, batch: int = 64, prompt_bucket: int = 32):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        eos_id: int,
+        *,
+        seed: int,
+        batch: int = 64,
+        prompt_bucket: int = 32,
+        mesh: Mesh | None = None,
+    ):
         self.spec, self.eos_id, self.seed, self.batch, self.prompt_bucket = spec, eos_id, seed, batch, prompt_bucket
+        self.rows = None if mesh is None else sharding.batch_sharding(mesh)
         self.params = None
         self.stats = dict.fromkeys(("requests", "prompt_tokens", "new_tokens", "length_stops"), 0)
 
@@ -82,14 +95,14 @@ class Sampler:
             prompt = prompts[index]
             tokens[row, width - len(prompt) :] = prompt
             lengths[row] = len(prompt)
+        inputs = (tokens, lengths, np.asarray(keys), np.full(rows, params.temperature, np.float32))
+        if self.rows is not None:
+            inputs = jax.device_put(inputs, self.rows)
         out, logprobs, counts = map(
             np.asarray,
             generate(
                 self.params,
-                tokens,
-                lengths,
-                keys,
-                jnp.full(rows, params.temperature, jnp.float32),
+                *inputs,
                 spec=self.spec,
                 max_tokens=params.max_tokens,
                 eos_id=self.eos_id,

@@ -27,6 +27,7 @@ from seed_jax.runtime.logging import (
     Progress,
     append_jsonl,
     read_jsonl,
+    truncate_jsonl,
 )
 from seed_jax.runtime.signals import stop_on_signals
 from seed_jax.sampler.engine import Sampler
@@ -77,6 +78,7 @@ class Run:
             seed=config.seed,
             batch=config.rollout.batch,
             prompt_bucket=config.rollout.prompt_bucket,
+            mesh=self.mesh,
         )
         self.distills = config.distill.kind != "none"
         pack_config = config.pack
@@ -132,6 +134,8 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
                 if last or done % config.checkpoint.every == 0:
                     checkpoints.save(done, as_tree(state), {"memory": memory})
                 run.on_turn(0, 0)
+            if read_jsonl(workdir / EVALUATIONS_FILE)[-1]["iteration"] < done:  # fewer iterations are asked for now
+                _evaluate(run, done)
         except Interrupted:
             checkpoints.save(done, as_tree(state), {"memory": memory | ({"unfinished": metrics} if metrics else {})})
             run.progress.message(f"stopped after iteration {done}; saved. The same command resumes.")
@@ -160,11 +164,12 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     if run.distills:
         with run.timer("analysis"):
             counts += analyze(run.sampler, run.tokenizer, episodes, config.hindsight, config.env.prompt, iteration)
-        require_skills(counts, memory, config.hindsight.min_coverage_iterations)
     with run.timer("pack"):
         samples = _samples(run, episodes, iteration, counts)
         batch = pack(samples, run.shape, config.pack.rows_per_micro * config.pack.micros_per_mini, run.distills)
-    run.on_turn(0, 0)  # the last moment to stop before the weights change
+    run.on_turn(0, 0)  # the last moment to stop before memory and weights change
+    if run.distills:
+        require_skills(counts, memory, config.hindsight.min_coverage_iterations)
     with run.timer("update"):
         state, metrics = run.update(state, batch, run.hyper)
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
@@ -188,7 +193,7 @@ def _samples(run: Run, episodes: Sequence[Episode], iteration: int, counts: Coun
             teacher_prompt=teachers.get((e, t)),
             logprobs=turn.logprobs,
             reward=episode.reward,
-            invalid=not (turn.valid if only_format else turn.admissible),
+            invalid=not (turn.valid and (only_format or turn.admissible)),
             group=episode.group,
             episode=episode.index,
         )
@@ -234,5 +239,8 @@ def _restore(run: Run, checkpoints: Checkpointer, resuming: bool) -> tuple[Train
     elif resuming:
         run.progress.message("nothing was saved yet: starting from the beginning")
     if resuming:
-        run.metrics.truncate_after(done if restored else -1, run.episodes.path, run.workdir / EVALUATIONS_FILE)
+        # The metrics of an unfinished iteration are still to be written, even if an earlier resumption wrote them.
+        recorded = done - ("unfinished" in memory) if restored else -1
+        run.metrics.truncate_after(recorded, run.workdir / EVALUATIONS_FILE)
+        truncate_jsonl(run.episodes.path, done if restored else -1)
     return state, done, memory

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seed_jax import sharding
 from seed_jax.models.logprobs import scored_logprobs
 from seed_jax.models.spec import ModelSpec
 from seed_jax.train.packing import Rows, Sample, Shape, first_fit, pack_rows
@@ -108,10 +109,12 @@ def train_sft(
     ]
     shares = np.array([share for _, share in mixture], float)
     step_fn = build_sft_step(spec, optimizer)
+    mesh = sharding.make_mesh()
+    state = jax.device_put(state, sharding.replicated(mesh))
     for step in range(steps):
         batch = next(streams[rng.choice(len(streams), p=shares / shares.sum())])
         rows, mask = pack_rows(batch, shape)
-        rows, weights = loss_weights(rows, mask, prompt_weight)
+        rows, weights = jax.device_put(loss_weights(rows, mask, prompt_weight), sharding.batch_sharding(mesh))
         state, loss = step_fn(state, rows, weights, jnp.float32(warmup_cosine(step, steps, lr)))
         report(step + 1, loss)
     return state

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -34,12 +36,14 @@ def spec(request) -> ModelSpec:
 @pytest.fixture
 def params(spec):
     """Random parameters, with biases and norm scales that are not the trivial 0 and 1."""
-    return perturb(init_params(spec, jax.random.key(0)))
+    return make_params(spec)
 
 
-def perturb(params):
+@functools.cache
+def make_params(spec: ModelSpec):
     rng = np.random.default_rng(7)
-    return jax.tree.map(lambda leaf: leaf + 0.1 * rng.normal(size=leaf.shape).astype(np.float32), params)
+    initial = jax.jit(init_params, static_argnums=0)(spec, jax.random.key(0))
+    return jax.tree.map(lambda leaf: leaf + 0.1 * rng.normal(size=leaf.shape).astype(np.float32), initial)
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from seed_jax.models.spec import ModelSpec, init_params
 from seed_jax.sharding import make_mesh
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tiny():
     spec = ModelSpec(vocab_size=31, d_model=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, d_ff=24)
-    return spec, init_params(spec, jax.random.key(2))
+    return spec, jax.jit(init_params, static_argnums=0)(spec, jax.random.key(2))
 
 
 @pytest.fixture

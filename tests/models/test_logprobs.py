@@ -1,19 +1,29 @@
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seed_jax.models import transformer
-from seed_jax.models.logprobs import scored_logprobs, token_logprobs
+from seed_jax.models import logprobs, transformer
 from seed_jax.models.spec import ModelSpec, init_params
+
+token_logprobs = jax.jit(logprobs.token_logprobs, static_argnums=1, static_argnames=("chunk", "remat"))
+scored_logprobs = jax.jit(
+    logprobs.scored_logprobs, static_argnums=1, static_argnames=("chunk", "remat", "with_entropy")
+)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def full_logits(params, spec, tokens, segments, positions):
+    return transformer.unembed(params, spec, transformer.hidden_states(params, spec, tokens, segments, positions))
 
 
 def reference(params, spec, tokens, segments, positions):
     """log p and entropy of every predictable token from the full [B, T, V] logits, float64; NaN elsewhere."""
-    hidden = transformer.hidden_states(params, spec, tokens, segments, positions)
-    logits = np.asarray(transformer.unembed(params, spec, hidden), np.float64)
+    logits = np.asarray(full_logits(params, spec, tokens, segments, positions), np.float64)
     logits -= logits.max(-1, keepdims=True)
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     scores, entropies = np.full(tokens.shape, np.nan), np.full(tokens.shape, np.nan)
@@ -51,6 +61,7 @@ def test_scored_logprobs_gather(spec, params, make_rows, chunk):
     assert scored_logprobs(params, spec, *rows, targets, chunk=chunk)[1] is None
 
 
+@pytest.mark.parametrize("spec", ["qwen2"], indirect=True)
 def test_unscored_targets_have_no_gradient(spec, params, make_rows):
     rows = make_rows(spec, ROWS, 23)
     targets = np.array([[0, 7], [0, 22], [4, 0]], np.int32)
@@ -59,10 +70,11 @@ def test_unscored_targets_have_no_gradient(spec, params, make_rows):
         logp, entropy = scored_logprobs(params, spec, *rows, targets, with_entropy=True)
         return jnp.sum(3 * logp + entropy)
 
-    for leaf in jax.tree.leaves(jax.grad(loss)(params)):
+    for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params)):
         np.testing.assert_array_equal(leaf, 0.0)
 
 
+@pytest.mark.parametrize("spec", ["llama"], indirect=True)
 def test_chunks_do_not_change_the_gradient(spec, params, make_rows):
     rows = make_rows(spec, ROWS, 23)
 
@@ -71,11 +83,12 @@ def test_chunks_do_not_change_the_gradient(spec, params, make_rows):
         logp, entropy = scored_logprobs(params, spec, *rows, targets, chunk=chunk, with_entropy=True, remat=remat)
         return jnp.mean(logp) + 0.1 * jnp.mean(entropy)
 
-    expected = jax.grad(loss)(params, 1024, "none")
+    gradient = jax.jit(jax.grad(loss), static_argnums=(1, 2))
+    expected = gradient(params, 1024, "none")
     for chunk, remat in ((7, "none"), (50, "full")):
         jax.tree.map(
             lambda got, want: np.testing.assert_allclose(got, want, atol=1e-5),
-            jax.grad(loss)(params, chunk, remat),
+            gradient(params, chunk, remat),
             expected,
         )
 
@@ -140,7 +153,7 @@ def test_gradient_matches_float64_finite_difference(spec, params, make_rows):
     def loss(params):
         return jnp.sum(token_logprobs(params, spec, tokens, segments, positions)) / 13
 
-    value, gradient = jax.value_and_grad(loss)(params)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
     exact = jax.tree.map(lambda leaf: np.array(leaf, np.float64), params)
     assert abs(numpy_mean_logprob(exact, spec, tokens[0]) - value) < 1e-5
     rng, step = np.random.default_rng(5), 1e-5

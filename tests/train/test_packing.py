@@ -17,7 +17,9 @@ def samples(count=30, seed=0):
         prompt, response = rng.integers(1, 99, rng.integers(3, 20)), rng.integers(100, 199, rng.integers(1, 8))
         teacher = None if i % 4 == 0 else [*prompt[:2], 55, 56, *prompt[2:]]
         result.append(
-            Sample(prompt.tolist(), response.tolist(), teacher, -rng.random(len(response)), float(i), i % 3 == 0, i // 5, i)
+            Sample(
+                prompt.tolist(), response.tolist(), teacher, -rng.random(len(response)), float(i), i % 3 == 0, i // 5, i
+            )
         )
     return result
 

