@@ -9,6 +9,7 @@ any other.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,6 +29,12 @@ def load_tokenizer(directory: str | Path):
     if not (Path(directory) / "tokenizer_config.json").is_file():
         raise FileNotFoundError(f"{directory} holds no tokenizer (tokenizer_config.json is missing)")
     tokenizer = AutoTokenizer.from_pretrained(str(directory))
+    named = json.loads((Path(directory) / "tokenizer_config.json").read_text()).get("tokenizer_class")
+    if named == "TokenizersBackend" and type(tokenizer).__name__ != named:
+        raise ValueError(
+            f"{directory} names the tokenizer class {named}, but transformers chose {type(tokenizer).__name__} for the "
+            "model_type in its config.json, which would tokenize differently; use a model_type that keeps the class"
+        )
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer in {directory} has no eos_token, so a reply could never end")
     if not tokenizer.chat_template:

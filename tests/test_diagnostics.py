@@ -82,9 +82,7 @@ def test_table_equals_a_direct_computation(model):
     episodes = make_episodes(model)
     true_skills = [DOMAIN.true_skill(task) for task in TASKS]
     row_class = lambda episode, turn: DOMAIN.row_class(TASKS[episode.index], episode, turn)  # noqa: E731
-    table = skill_table(
-        model[1], model[0], tiny.tokenizer(), episodes, true_skills, row_class, "compact", SHAPE
-    )
+    table = skill_table(model[1], model[0], tiny.tokenizer(), episodes, true_skills, row_class, "compact", SHAPE)
     expected: dict = {}
     for i, episode in enumerate(episodes):
         others = [*range(i + 1, len(episodes)), *range(i)]

@@ -55,7 +55,9 @@ def test_success_is_the_environments_own_and_keys_depend_on_the_place_in_the_pan
         def generate(self, prompts, params, paths, *, seed):
             calls.append((params, paths, seed))
             commands = [panel[i].source["walkthrough"] if i != 1 else ["look"] * 9 for _, i, _ in paths]
-            texts = [f"<think> </think> <action> {c[t]} </action>" for c, (_, _, t) in zip(commands, paths, strict=True)]
+            texts = [
+                f"<think> </think> <action> {c[t]} </action>" for c, (_, _, t) in zip(commands, paths, strict=True)
+            ]
             ids = [tok.encode_response(tiny.tokenizer(), text) for text in texts]
             return [Completion(one, np.zeros(len(one), np.float32), "stop") for one in ids]
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import tempfile
 from pathlib import Path
 
 import jax
 
 from configs import quickstart
-from envs.alfworld import games, generate, vocabulary
+from envs.alfworld import engine, games, generate, planner, vocabulary
+from envs.alfworld.domain import AlfworldDomain
+from envs.base import Obs
 from seed_jax import tokenizer as tok
 from seed_jax.models import hf
 from seed_jax.models.spec import ModelSpec, init_params
 from seed_jax.runtime.logging import prepare_workdir, read_jsonl
+from seed_jax.train.packing import Sample, Shape
+from seed_jax.train.sft import train_sft
+from seed_jax.train.state import init_state, make_optimizer
 
 GRAMMAR = """grammar :: {{"task": [{{"rhs": "Your task is to: {goal}."}}]}};
 action PutObject {{
@@ -34,18 +40,48 @@ def tokenizer():
 def spec(vocab_size: int) -> ModelSpec:
     return ModelSpec(
         vocab_size=vocab_size, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=48,
-        max_position=512,
+        max_position=512, model_type="llama", qkv_bias=False,
     )  # fmt: skip
 
 
-def save_model(out: Path, seed: int = 0) -> Path:
-    """A random tiny model as a Hugging Face directory."""
+def demonstrations(count: int = 60) -> list[Sample]:
+    """Turns of the rule-based player."""
+    domain, rng, pairs = AlfworldDomain("compact"), random.Random(0), []
+    for task in generate.make_tasks("unseen", count):
+        player, world, history, command = planner.Planner(task.source, rng), engine.make(task.source), [], None
+        observation = world.reset()
+        while len(history) < 6 and not observation.won:
+            player.note(command, observation.text)
+            thought, command = player.act(observation.admissible)
+            prompt = domain.prompt(task.goal, history, observation.text, observation.admissible, 4)
+            pairs.append((prompt, f"<think> {thought} </think> <action> {command} </action>"))
+            before, observation = observation, world.step(command)
+            history.append((before.text, command, observation.text))
+    prompts = tok.encode_prompts(tokenizer(), [prompt for prompt, _ in pairs])
+    return [Sample(p, tok.encode_response(tokenizer(), reply)) for p, (_, reply) in zip(prompts, pairs, strict=True)]
+
+
+def imitate(params, shape: ModelSpec, steps: int):
+    """A few seconds of behaviour cloning: the form of a reply is learned, the game is not."""
+    optimizer = make_optimizer(0.9, 0.95, 1e-8, 0.0, 1.0)
+    state = train_sft(
+        init_state(params, optimizer, keep_reference=False), shape, optimizer, [(demonstrations(), 1.0)],
+        Shape(160, 48, 4), steps=steps, rows_per_step=8, lr=2e-2, seed=0,
+    )  # fmt: skip
+    return state.params
+
+
+def save_model(out: Path, seed: int = 0, steps: int = 0) -> Path:
+    """A tiny model as a Hugging Face directory: random, or after `steps` steps of imitation."""
     words = tokenizer()
     shape = spec(len(words))
+    params = init_params(shape, jax.random.PRNGKey(seed))
+    if steps:
+        params = imitate(params, shape, steps)
     with tempfile.TemporaryDirectory() as folder:
         words.save_pretrained(folder)
         hf.save(
-            init_params(shape, jax.random.PRNGKey(seed)),
+            params,
             shape,
             out,
             tokenizer_dir=folder,
@@ -67,7 +103,7 @@ def config(model_dir: Path, method: str = "seed"):
     config.rollout.batch = 16
     config.rollout.prompt_bucket = 160  # one padded length, so that the sampler compiles once
     config.pack.rows_per_micro = 8
-    config.mesh.fsdp = 1
+    config.mesh.fsdp = -1
     config.eval.games = 6
     config.eval.every = 0
     config.checkpoint.every = 1
@@ -76,7 +112,29 @@ def config(model_dir: Path, method: str = "seed"):
     return config
 
 
-def run(config, workdir: Path, change_setup=lambda setup: setup) -> dict:
+class EasyPool:
+    """Every game is won by reaching any place: a reward that a tiny model gets now and then."""
+
+    def __init__(self, pool):
+        self.pool = pool
+
+    def open(self, slots, tasks):
+        return self.pool.open(slots, tasks)
+
+    def step(self, slots, commands):
+        return [
+            result._replace(won=True, done=True, reward=10.0)
+            if isinstance(result, Obs) and result.text.startswith("You arrive at")
+            else result
+            for result in self.pool.step(slots, commands)
+        ]
+
+
+def easy(setup):
+    return setup._replace(world=setup.world._replace(pool=EasyPool(setup.world.pool)))
+
+
+def run(config, workdir: Path, change_setup=easy) -> dict:
     """What the launcher does, in this process: starts the run, or resumes it if the workdir already holds it."""
     from launch.environment import open_environment
     from seed_jax.train import loop

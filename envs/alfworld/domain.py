@@ -9,7 +9,6 @@ from typing import Any
 from envs.alfworld import actions, prompt
 from envs.alfworld.engine import make
 from envs.alfworld.games import load_json
-from envs.alfworld.generate import make_tasks
 from envs.alfworld.planner import PROCESS, annotate, kind
 from envs.base import Task
 
@@ -85,8 +84,3 @@ def _start(task: Task) -> str:
     """The first place of the task's walkthrough: where the object is."""
     data = task.source if isinstance(task.source, dict) else load_json(task.source)
     return next(c for c in data["walkthrough"] if c.startswith("go to "))[len("go to ") :]
-
-
-def generated_tasks(split: str, count: int, size: str) -> list[Task]:
-    """`count` generated games of a split, balanced over the six families."""
-    return make_tasks(split, count, size)

@@ -98,8 +98,9 @@ class Run:
         return jax.device_put(state, self.shardings)
 
     def load_sampler(self, state: TrainState) -> None:
-        self.sampler.params = sharding.reshard(
-            state.params, self.spec, self.mesh, "decode", jnp.dtype(self.config.model.dtype)
+        dtype = jnp.dtype(self.config.model.dtype)
+        self.sampler.params = jax.block_until_ready(
+            sharding.reshard(state.params, self.spec, self.mesh, "decode", dtype)
         )
 
     def on_turn(self, step: int, live: int) -> None:

@@ -116,5 +116,5 @@ def train_sft(
         rows, mask = pack_rows(batch, shape)
         rows, weights = jax.device_put(loss_weights(rows, mask, prompt_weight), sharding.batch_sharding(mesh))
         state, loss = step_fn(state, rows, weights, jnp.float32(warmup_cosine(step, steps, lr)))
-        report(step + 1, loss)
+        report(step + 1, float(loss))
     return state

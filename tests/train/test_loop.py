@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import logging
 import multiprocessing
@@ -51,12 +52,13 @@ def one_device(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory) -> Path:
-    return tiny.save_model(tmp_path_factory.mktemp("model") / "tiny")
+    """Knows the form of a reply and little else."""
+    return tiny.save_model(tmp_path_factory.mktemp("model") / "tiny", steps=60)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def planner_skills(one_device):
-    """A random model cannot write skills: two episodes of three get the planner's, the others none."""
+    """The tiny model cannot write skills: two episodes of three get one, the others none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "analyze", write_skills)
         yield
@@ -154,8 +156,7 @@ def test_files_of_a_seed_run(seed_run):
         )
         assert all(record[f"time/{phase}_s"] >= 0 for phase in ("rollout", "analysis", "pack", "update", "reshard"))
         assert record["skill/parse_rate"] == pytest.approx(2 / 3)
-        assert record["opd/coverage"] == pytest.approx(2 / 3)
-        assert record["rollout/turns"] == 18 and record["rollout/env_errors"] == 0
+        assert record["rollout/env_errors"] == 0
         assert 0 < record["opd/gate_mean"] < 1
         assert record["update/skipped_steps"] == 0
     assert "eval/success_rate" not in metrics[0] and metrics[1]["eval/success_rate"] == summary["eval_after"]
@@ -166,9 +167,17 @@ def test_files_of_a_seed_run(seed_run):
         (iteration, index // 2, index) for iteration in (1, 2) for index in range(6)
     ]
     for episode in episodes:
-        assert len(episode["turns"]) == 3 and episode["error"] is None
+        assert episode["won"] or len(episode["turns"]) == 3
+        assert episode["error"] is None and episode["reward"] == 10.0 * episode["won"]
         assert (episode["skill"] is None) == (episode["index"] % 3 == 0)
         assert set(episode["turns"][0]) == {"observation", "response", "command", "valid", "admissible"}
+    for record in metrics:
+        mine = [episode for episode in episodes if episode["iteration"] == record["iteration"]]
+        assert record["rollout/success_rate"] == pytest.approx(np.mean([episode["won"] for episode in mine]))
+        turns = [len(episode["turns"]) for episode in mine]
+        assert record["rollout/turns"] == sum(turns)
+        taught = sum(n for n, episode in zip(turns, mine, strict=True) if episode["skill"])
+        assert record["opd/coverage"] == pytest.approx(taught / sum(turns))
     assert sorted(int(path.name) for path in (workdir / "checkpoints").iterdir()) == [1, 2]
 
 
@@ -183,7 +192,7 @@ def test_summary_of_a_seed_run(seed_run):
     assert summary["minutes"] == pytest.approx(sum(summary["minutes_by_phase"].values()))
     times = [v for r in read_jsonl(workdir / "metrics.jsonl") for k, v in r.items() if k.startswith("time/")]
     assert summary["minutes"] >= sum(times) / 60 > 0
-    assert summary["skill_table"], "random replies are invalid actions or go somewhere: there is at least one row"
+    assert summary["skill_table"], "a reply in the right form is an invalid action or goes somewhere"
 
 
 def test_export_speaks_like_our_sampler_in_transformers(seed_run, model_dir):
@@ -209,6 +218,14 @@ def test_export_speaks_like_our_sampler_in_transformers(seed_run, model_dir):
         )
         expected = tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True)
         assert tokenizer.decode(reply.tokens, skip_special_tokens=True) == expected
+
+
+def test_the_tiny_model_wins_now_and_then(uninterrupted):
+    """Otherwise the tests of this file would compare runs without rewards."""
+    wins = [episode["won"] for episode in uninterrupted["episodes"]]
+    assert 0 < sum(wins) < len(wins)
+    assert max(record["adv/mixed_groups"] for record in uninterrupted["metrics"]) > 0
+    assert uninterrupted["evaluations"][0]["valid_rate"] > 0.5
 
 
 def test_weights_move_and_the_export_holds_the_last_ones(seed_run, model_dir):
@@ -244,7 +261,7 @@ def test_stopped_in_mid_rollout(model_dir, tmp_path, uninterrupted):
 
 def test_stopped_before_training(model_dir, tmp_path, uninterrupted):
     config = long_config(model_dir)
-    run_and_stop(config, tmp_path, stream=evaluate.EVAL_STREAM, step=2, call=2)
+    run_and_stop(config, tmp_path, stream=evaluate.EVAL_STREAM, step=0, call=2)
     assert read_jsonl(tmp_path / "evaluations.jsonl") == []
     run_and_stop(config, tmp_path, stream=0, step=0)
     tiny.run(config, tmp_path)
@@ -254,7 +271,7 @@ def test_stopped_before_training(model_dir, tmp_path, uninterrupted):
 def test_stopped_in_an_evaluation_and_again_after_it(model_dir, tmp_path, uninterrupted):
     """Two iterations are done, the second one's metrics are not written yet; then the third is stopped as well."""
     config = long_config(model_dir)
-    run_and_stop(config, tmp_path, stream=evaluate.EVAL_STREAM, step=1, call=4)
+    run_and_stop(config, tmp_path, stream=evaluate.EVAL_STREAM, step=0, call=4)
     assert [record["iteration"] for record in read_jsonl(tmp_path / "metrics.jsonl")] == [1]
     run_and_stop(config, tmp_path, stream=2, step=1)
     tiny.run(config, tmp_path)
@@ -291,6 +308,7 @@ def test_killed_between_two_checkpoints(model_dir, tmp_path, uninterrupted, monk
     assert_same(tmp_path, uninterrupted)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # from reads that were given up
 def test_corrupt_newest_checkpoint(model_dir, tmp_path, uninterrupted, caplog):
     config = long_config(model_dir)
     config.iterations = 2
@@ -306,6 +324,7 @@ def test_corrupt_newest_checkpoint(model_dir, tmp_path, uninterrupted, caplog):
     (warning,) = [r.getMessage() for r in caplog.records if r.name == "seed_jax.runtime.checkpoint"]
     assert "cannot be read" in warning and "goes on from step 1" in warning
     assert_same(tmp_path, uninterrupted)
+    gc.collect()
 
 
 def test_extended(model_dir, tmp_path, uninterrupted):
@@ -354,7 +373,7 @@ def test_worker_killed_in_mid_rollout(model_dir, tmp_path, uninterrupted, monkey
 
 
 class LosingPool:
-    """Loses the game in slot 2 at its second command, in the third round of games (the first training rollout)."""
+    """Loses the game in slot 2 at its first command, in the third round of games (the first training rollout)."""
 
     def __init__(self, pool):
         self.pool, self.rounds, self.steps = pool, 0, 0
@@ -365,7 +384,7 @@ class LosingPool:
 
     def step(self, slots, commands):
         results, self.steps = self.pool.step(slots, commands), self.steps + 1
-        if self.rounds == 3 and self.steps == 2:
+        if self.rounds == 3 and self.steps == 1:
             results[list(slots).index(2)] = EnvError("the game has crashed")
         return results
 
@@ -382,8 +401,8 @@ def test_lost_episode_is_counted_and_left_out(model_dir, tmp_path, monkeypatch):
     assert record["rollout/env_errors"] == 1
     episodes = read_jsonl(tmp_path / "episodes.jsonl")
     assert [e["error"] for e in episodes] == [None, None, "the game has crashed", None, None, None]
-    assert len(episodes[2]["turns"]) == 2 and episodes[2]["skill"] is None
-    assert len(packed[0]) == 15 and all(sample.episode != 2 for sample in packed[0])
+    assert len(episodes[2]["turns"]) == 1 and episodes[2]["skill"] is None
+    assert len(packed[0]) == record["rollout/turns"] - 1 and all(sample.episode != 2 for sample in packed[0])
     assert record["skill/parse_rate"] == pytest.approx(3 / 5)
 
 
@@ -404,7 +423,7 @@ def test_no_skills_stop_the_run(model_dir, tmp_path, monkeypatch):
 
     config = tiny.config(model_dir)
     config.iterations, config.hindsight.min_coverage_iterations = 5, 2
-    monkeypatch.setattr(loop, "analyze", analyze)  # the random model's own
+    monkeypatch.setattr(loop, "analyze", analyze)  # the tiny model's own
     with pytest.raises(NoSkills, match=r"for 2 iterations .*rejected: \{.*(unfinished|no_json).*hindsight-skill SFT"):
         tiny.run(config, tmp_path)
     (record,) = read_jsonl(tmp_path / "metrics.jsonl")

@@ -18,7 +18,9 @@ from seed_jax.train.packing import Sample, Shape, bucket, first_fit, pack
 from seed_jax.train.state import init_state, state_shardings
 from seed_jax.train.update import build_optimizer, build_update, hyper
 
-SPEC = ModelSpec(vocab_size=64, d_model=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=24)
+SPEC = ModelSpec(vocab_size=64, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=24)
+SEVERAL_STEPS = {"pack__rows_per_micro": 2, "loss__kl_coef": 0.3, "optim__weight_decay": 0.1}
+OUTSIDE = {"adv__stat": "episodes", "adv__invalid_penalty": "after_norm", "old_logprobs": "sampler"}
 SHAPE = Shape(row_tokens=40, scored_tokens=16, turns=3, teacher_row_tokens=56)
 
 
@@ -27,7 +29,7 @@ def make_config(method: str = "seed", **changes: object):
     error into a full step."""
     config = base.get_config()
     config.model.dtype, config.model.remat = "float32", "none"
-    config.optim.lr, config.optim.eps, config.optim.weight_decay = 0.05, 1e-2, 0.1
+    config.optim.lr, config.optim.eps, config.optim.weight_decay = 0.02, 1e-2, 0.0
     config.pack.rows_per_micro, config.pack.micros_per_mini = 8, 1
     config.loss.kl_coef, config.loss.entropy_coef = 0.0, 0.01
     config.distill.coef = 0.5
@@ -78,8 +80,9 @@ def trainer(method: str = "seed", devices: int = 1, **changes: object) -> Traine
 
 @functools.cache
 def weights():
-    """Larger than at the start of training, so that turns differ in probability."""
-    return jax.tree.map(lambda x: 3.0 * x, init_params(SPEC, jax.random.PRNGKey(1)))
+    """With a larger embedding than at the start of training, so that tokens differ in probability."""
+    params = init_params(SPEC, jax.random.PRNGKey(1))
+    return {**params, "embed": 8.0 * params["embed"]}
 
 
 def make_samples(count: int = 24, seed: int = 0, *, skills: bool = True, won: bool = True) -> list[Sample]:
@@ -125,9 +128,8 @@ def distance(state) -> float:
 # -- a plain computation -----------------------------------------------------------------------------------------------
 
 
-def turn_logprobs(params, prompts, responses):
+def turn_logprobs(params, prompts, responses, width: int = 24, longest: int = 6):
     """Every turn alone in its row, no packing: (log-probs, entropies, mask), each [turns, longest response]."""
-    width, longest = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True)), max(map(len, responses))
     tokens, segments = np.zeros((2, len(prompts), width), np.int32)
     place, target, mask = np.zeros((3, len(prompts), longest), np.int32)
     for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
@@ -135,12 +137,17 @@ def turn_logprobs(params, prompts, responses):
         segments[i, : len(prompt) + len(response)] = 1
         place[i, : len(response)] = np.arange(len(prompt), len(prompt) + len(response)) - 1
         target[i, : len(response)], mask[i, : len(response)] = response, 1
-    positions = np.broadcast_to(np.arange(width), tokens.shape)
+    return *score_rows(params, tokens, segments, place, target), mask.astype(bool)
+
+
+@jax.jit
+def score_rows(params, tokens, segments, place, target):
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     hidden = transformer.hidden_states(params, SPEC, tokens, segments, positions)
     logp = jax.nn.log_softmax(transformer.unembed(params, SPEC, hidden))
     logp = jnp.take_along_axis(logp, place[:, :, None], axis=1)
     entropy = -(jnp.exp(logp) * logp).sum(-1)
-    return jnp.take_along_axis(logp, target[:, :, None], axis=2)[..., 0], entropy, mask.astype(bool)
+    return jnp.take_along_axis(logp, target[:, :, None], axis=2)[..., 0], entropy
 
 
 def hand_advantages(samples, config) -> np.ndarray:
@@ -190,7 +197,7 @@ def reference_update(samples, config, reference_params=None):
         ratio, a = jnp.exp(logp - old), advantage[:, None]
         clipped = jnp.minimum(ratio * a, jnp.clip(ratio, 1 - loss_config.clip_low, 1 + loss_config.clip_high) * a)
         clipped = jnp.where(a < 0, jnp.maximum(clipped, loss_config.dual_clip * a), clipped)
-        average = lambda x, m: jnp.where(m, x, 0).sum() / max(1, m.sum())  # noqa: E731
+        average = lambda x, m: jnp.where(m, x, 0).sum() / jnp.maximum(1, m.sum())  # noqa: E731
         total = -loss_config.rl_coef * average(clipped, where) - loss_config.entropy_coef * average(entropy, where)
         total += loss_config.kl_coef * average(jnp.exp(held - logp) - (held - logp) - 1, where)
         if config.distill.kind != "none":
@@ -199,11 +206,12 @@ def reference_update(samples, config, reference_params=None):
             total += config.distill.coef * average(gate * gap, skill & chosen[:, None])
         return total
 
+    gradient = jax.jit(jax.grad(loss))
     per_mini = config.pack.rows_per_micro * config.pack.micros_per_mini
     for start in range(0, len(rows), per_mini):
         chosen = np.zeros(len(samples), bool)
         chosen[[i for row in rows[start : start + per_mini] for i in row]] = True
-        grads = jax.grad(loss)(params, chosen)
+        grads = gradient(params, chosen)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
     return params
@@ -214,8 +222,8 @@ def reference_update(samples, config, reference_params=None):
     ("method", "changes"),
     [
         ("seed", {}),
-        ("seed", {"adv__stat": "episodes", "adv__invalid_penalty": "after_norm", "old_logprobs": "sampler"}),
-        ("seed", {"pack__rows_per_micro": 2, "loss__kl_coef": 0.3}),  # several steps, each held to the first weights
+        ("seed", OUTSIDE),
+        ("seed", SEVERAL_STEPS),  # each held to the first weights
         ("grpo", {}),
     ],
 )
@@ -229,7 +237,7 @@ def test_equals_a_plain_computation(method, changes):
     expected = jax.tree.leaves(reference_update(samples, run.config))
     for got, want in zip(leaves(state), expected, strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
-    assert distance(state) > 1e-2, "a comparison of weights that hardly move says nothing"
+    assert distance(state) > 1e-3, "a comparison of weights that hardly move says nothing"
     if changes.get("old_logprobs") == "sampler":
         assert metrics["update/clip_fraction"] > 0.1 and metrics["update/dual_clip_fraction"] > 0.01
     if "loss__kl_coef" in changes:
@@ -237,9 +245,9 @@ def test_equals_a_plain_computation(method, changes):
 
 
 def test_kl_holds_on_to_the_reference():
-    run = trainer(pack__rows_per_micro=2, loss__kl_coef=0.3)
+    run = trainer(**SEVERAL_STEPS)
     samples = make_samples()
-    other = jax.tree.map(lambda x: 0.9 * x, weights())
+    other = jax.tree.map(lambda x: 0.9 * np.asarray(x), weights())
     state = run.fresh_state().replace(reference=jax.device_put(other, run.shardings.params))
     state, metrics = run(samples, state)
     for got, want in zip(leaves(state), jax.tree.leaves(reference_update(samples, run.config, other)), strict=True):
@@ -301,7 +309,7 @@ def test_order_of_turns_changes_nothing():
 
 
 def test_padding_changes_nothing():
-    run = trainer("seed", pack__rows_per_micro=2)
+    run = trainer(**SEVERAL_STEPS)
     samples = make_samples()
     batch = run.pack(samples)
     rows = len(batch.mask)
@@ -335,11 +343,10 @@ def test_one_device_equals_eight():
 def test_groups_that_only_failed():
     """Inside the score the penalty earns full-size advantages, outside it keeps its size (and 0 moves nothing)."""
     samples = make_samples(skills=False, won=False)
-    quiet = {"loss__entropy_coef": 0.0, "optim__weight_decay": 0.0}
-    inside, after = trainer("grpo", **quiet), trainer("grpo", adv__invalid_penalty="after_norm", **quiet)
+    inside, after = (functools.partial(run, entropy=0.0) for run in (trainer("grpo"), trainer(**OUTSIDE)))
     state, metrics = inside(samples, penalty=0.1)
     assert metrics["adv/penalty_only_groups"] == 1 and metrics["adv/mixed_groups"] == 0
-    assert metrics["adv/abs_mean"] > 0.5 and distance(state) > 1e-2
+    assert metrics["adv/abs_mean"] > 0.5 and distance(state) > 1e-3
     state, metrics = inside(samples, penalty=0.0)
     assert metrics["adv/abs_mean"] == 0 and distance(state) == 0
 
@@ -355,17 +362,18 @@ def test_groups_that_only_failed():
 
 
 def test_numbers_change_without_compiling_again():
-    run, samples = Trainer(make_config("seed", pack__rows_per_micro=2)), make_samples()
+    run, samples = trainer("seed"), make_samples()
     first, _ = run(samples)
+    compiled = run.update._cache_size()
     numbers = {name: 0.5 * float(value) + 0.01 for name, value in hyper(run.config).items()}
     other, _ = run(samples, **numbers)
     run(make_samples(20, seed=5))  # other turns in the same bucket
-    assert run.update._cache_size() == 1
+    assert run.update._cache_size() == compiled
     assert any(a.tobytes() != b.tobytes() for a, b in zip(leaves(first), leaves(other), strict=True))
 
 
 def test_warm_up_scales_the_learning_rate():
-    run, samples = trainer("seed", optim__weight_decay=0.0), make_samples(16)
+    run, samples = trainer("seed"), make_samples(16)
     full, half = run(samples)[0], run(samples, warmup_steps=2.0)[0]
     for a, b, start in zip(leaves(full), leaves(half), jax.tree.leaves(weights()), strict=True):
         np.testing.assert_allclose(b - start, 0.5 * (a - start), atol=1e-6)
@@ -381,7 +389,7 @@ def test_state_is_donated_and_stays_in_place():
 
 
 def test_gradient_that_is_not_finite_is_skipped_and_counted():
-    run = trainer("seed", adv__stat="episodes", adv__invalid_penalty="after_norm", old_logprobs="sampler")
+    run = trainer(**OUTSIDE)
     samples = make_samples(16)
     samples[3] = samples[3]._replace(logprobs=np.full(len(samples[3].response), np.nan, np.float32))
     state, metrics = run(samples)

@@ -15,7 +15,6 @@ from envs.alfworld.generate import make_game, make_tasks
 from envs.alfworld.planner import PROCESS, TWO, Planner, annotate, kind, read_hint
 
 GAMES = [task.source for task in make_tasks("train", 60)]
-TEXTS = {"nothing": "Nothing happens.", "open": "You open the fridge 1. The fridge 1 is open. In it, you see a mug 1."}
 
 
 def play(game, seed=0, steps=12, **options) -> tuple[list[tuple[str, str]], bool]:
@@ -104,7 +103,9 @@ def test_skill_after_a_success_names_the_workflow(family):
     assert summary == "success" and skill.startswith(f"{game['object']} is at {source} . take it ,")
     if family in PROCESS:
         verb, appliance = PROCESS[family]
-        assert f"{verb} it with {appliance} 1 , then move it to {game['receptacle']} 1 ." in skill
+        used = next(c for c in game["walkthrough"] if c.startswith(verb)).split(" with ")[1]
+        assert kind(used) == appliance
+        assert f"{verb} it with {used} , then move it to {game['receptacle']} 1 ." in skill
     elif family == "look_at_obj_in_light":
         assert skill.endswith("then use desklamp .")
     else:
@@ -138,7 +139,7 @@ def test_skill_of_a_search_that_found_nothing_says_where_not_to_look():
         for c in world.reset().admissible
         if c.startswith("go to ") and c != source and kind(c[len("go to ") :]) != game["receptacle"]
     ]
-    steps = [(c, world.step(c).text) for c in elsewhere if "a " + game["object"] not in world.step(c).text][:2]
+    steps = [step for step in ((c, world.step(c).text) for c in elsewhere) if "a " + game["object"] not in step[1]][:2]
     assert steps
     skill = annotate(game, steps, won=False)[1]
     visited = [command[len("go to ") :] for command, _ in steps]
