@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -52,6 +53,7 @@ from seed_jax.types import Episode, Turn
 
 OUT = flags.DEFINE_string("out", "assets/quickstart", "directory that receives base/, stage1/ and card.json")
 BASE_STEPS = flags.DEFINE_integer("base_steps", 1500, "optimizer steps of behaviour cloning")
+POLISH_STEPS = flags.DEFINE_integer("polish_steps", 700, "further steps with a fresh optimizer")
 STAGE1_STEPS = flags.DEFINE_integer("stage1_steps", 450, "optimizer steps of stage 1")
 GAMES = flags.DEFINE_integer("games", 6000, "games of the behaviour-cloning data (each played twice)")
 SKIP = flags.DEFINE_float("skip", 0.5, "share of clean/heat/cool demonstrations that forget the step")
@@ -224,18 +226,10 @@ def save(params, spec, tokenizer, out: Path) -> None:
         )
 
 
-def build_base(tokenizer, spec, optimizer, out: Path) -> None:
-    """Behaviour cloning in two parts: with a loss on prompts (copying forms sooner), then on replies alone."""
-    seed = SEED.value
-    state = init_state(init_params(spec, jax.random.PRNGKey(seed)), optimizer, keep_reference=False)
-    samples = base_data(tokenizer, GAMES.value, SKIP.value, seed)
-    print(
-        f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters, vocabulary {len(tokenizer)}, "
-        f"{len(samples)} acting turns",
-        flush=True,
-    )
-    for name, lr, prompt_weight in (("warm", 2e-3, 0.3), ("base", 1.5e-3, 0.0)):
-        steps = BASE_STEPS.value // 2
+def clone(params, spec, optimizer, samples, phases, seed: int):
+    """Behaviour cloning in (name, steps, peak learning rate, prompt weight) phases with one optimizer -> parameters."""
+    state = init_state(params, optimizer, keep_reference=False)
+    for name, steps, lr, prompt_weight in phases:
         state = train_sft(
             state,
             spec,
@@ -249,7 +243,26 @@ def build_base(tokenizer, spec, optimizer, out: Path) -> None:
             prompt_weight=prompt_weight,
             report=reporter(name, steps),
         )
-    save(state.params, spec, tokenizer, out)
+    return state.params
+
+
+def build_base(tokenizer, spec, optimizer, out: Path) -> None:
+    """Cloning with a loss on prompts (copying forms sooner), then on replies alone, then a last polish.
+
+    Each stop on the way is saved beside `out`, so an interrupted build goes on from there.
+    """
+    seed, half = SEED.value, BASE_STEPS.value // 2
+    samples = base_data(tokenizer, GAMES.value, SKIP.value, seed)
+    print(f"{spec.num_params:,} parameters, vocabulary {len(tokenizer)}, {len(samples)} acting turns", flush=True)
+    cloned = out.with_name("cloned")
+    if not (cloned / "config.json").exists():
+        fresh = init_params(spec, jax.random.PRNGKey(seed))
+        phases = (("warm", half, 2e-3, 0.3), ("base", half, 1.5e-3, 0.0))
+        save(clone(fresh, spec, optimizer, samples, phases, seed), spec, tokenizer, cloned)
+    _, params = hf.load(cloned)
+    phases = (("polish", POLISH_STEPS.value, 1e-3, 0.0),)
+    save(clone(params, spec, optimizer, samples, phases, seed + 1), spec, tokenizer, out)
+    shutil.rmtree(cloned)
 
 
 def main(_) -> None:

@@ -35,7 +35,7 @@ def parse_skill(text: str, min_words: int = 1) -> Skill | None:
     return explain(text, min_words)[0]
 
 
-def explain(text: str, min_words: int = 3) -> tuple[Skill | None, str]:
+def explain(text: str, min_words: int = 1) -> tuple[Skill | None, str]:
     """The skill and "", or None and one of REASONS.
 
     The first JSON object with the key `episode_skill` counts: fenced blocks before the rest, outer objects before the

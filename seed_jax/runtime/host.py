@@ -35,8 +35,8 @@ def use_every_core(rows: int) -> None:
     device count in XLA_FLAGS wins.
 
     A device that waits in a collective blocks one thread of XLA's pool. With as few threads as devices, a few programs
-    in flight can block them all: a training run hung after 200 steps. So the pool gets two threads a device, and callers
-    wait for each program before they start the next.
+    in flight can block them all: a training run hung after 200 steps. So the pool gets two threads a device, and
+    callers wait for each program before they start the next.
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
