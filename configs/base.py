@@ -94,9 +94,7 @@ def _advantage() -> ConfigDict:
     adv.eps = 1e-6  # added to the group's standard deviation
     adv.std_floor = 0.0  # the standard deviation counts at least this much, in units of reward
     adv.invalid = "format"  # a turn is invalid if its reply breaks the "format" | also if its command is "inadmissible"
-    adv.invalid_penalty = (
-        "in_score"  # the penalty is subtracted "in_score" = before normalisation | "after_norm" = from the advantage
-    )
+    adv.invalid_penalty = "in_score"  # penalty: "in_score" = before normalisation | "after_norm" = from the advantage
     adv.penalty = 0.1  # penalty of an invalid turn, in units of reward (in_score) or of the advantage (after_norm)
     return adv
 

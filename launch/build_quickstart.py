@@ -54,6 +54,8 @@ from seed_jax.types import Episode, Turn
 OUT = flags.DEFINE_string("out", "assets/quickstart", "directory that receives base/, stage1/ and card.json")
 BASE_STEPS = flags.DEFINE_integer("base_steps", 1500, "optimizer steps of behaviour cloning")
 POLISH_STEPS = flags.DEFINE_integer("polish_steps", 700, "further steps with a fresh optimizer")
+WEAKEN_STEPS = flags.DEFINE_integer("weaken_steps", 200, "last steps, on demonstrations with --weak_skip")
+WEAK_SKIP = flags.DEFINE_float("weak_skip", 0.55, "as --skip, in the last stage of the base")
 STAGE1_STEPS = flags.DEFINE_integer("stage1_steps", 450, "optimizer steps of stage 1")
 GAMES = flags.DEFINE_integer("games", 6000, "games of the behaviour-cloning data (each played twice)")
 SKIP = flags.DEFINE_float("skip", 0.5, "share of clean/heat/cool demonstrations that forget the step")
@@ -247,22 +249,27 @@ def clone(params, spec, optimizer, samples, phases, seed: int):
 
 
 def build_base(tokenizer, spec, optimizer, out: Path) -> None:
-    """Cloning with a loss on prompts (copying forms sooner), then on replies alone, then a last polish.
+    """Three stages of cloning, each from the saved result of the one before: an interrupted build goes on from there.
 
-    Each stop on the way is saved beside `out`, so an interrupted build goes on from there.
+    cloned: with a loss on prompts (copying forms sooner), then on replies alone; polished: more of it, for perception;
+    base: a short last stage whose demonstrations forget the process step a little more often; it sets how weak it is.
     """
     seed, half = SEED.value, BASE_STEPS.value // 2
-    samples = base_data(tokenizer, GAMES.value, SKIP.value, seed)
-    print(f"{spec.num_params:,} parameters, vocabulary {len(tokenizer)}, {len(samples)} acting turns", flush=True)
-    cloned = out.with_name("cloned")
-    if not (cloned / "config.json").exists():
-        fresh = init_params(spec, jax.random.PRNGKey(seed))
-        phases = (("warm", half, 2e-3, 0.3), ("base", half, 1.5e-3, 0.0))
-        save(clone(fresh, spec, optimizer, samples, phases, seed), spec, tokenizer, cloned)
-    _, params = hf.load(cloned)
-    phases = (("polish", POLISH_STEPS.value, 1e-3, 0.0),)
-    save(clone(params, spec, optimizer, samples, phases, seed + 1), spec, tokenizer, out)
-    shutil.rmtree(cloned)
+    stages = (
+        ("cloned", SKIP.value, (("warm", half, 2e-3, 0.3), ("base", half, 1.5e-3, 0.0))),
+        ("polished", SKIP.value, (("polish", POLISH_STEPS.value, 1e-3, 0.0),)),
+        ("base", WEAK_SKIP.value, (("weaken", WEAKEN_STEPS.value, 5e-4, 0.0),)),
+    )
+    params = init_params(spec, jax.random.PRNGKey(seed))
+    for number, (name, skip, phases) in enumerate(stages):
+        directory = out.with_name(name)
+        if not (directory / "config.json").exists():
+            samples = base_data(tokenizer, GAMES.value, skip, seed)
+            print(f"{name}: {spec.num_params:,} parameters, {len(samples)} acting turns", flush=True)
+            save(clone(params, spec, optimizer, samples, phases, seed + number), spec, tokenizer, directory)
+        _, params = hf.load(directory)
+    for name, _, _ in stages[:-1]:
+        shutil.rmtree(out.with_name(name))
 
 
 def main(_) -> None:
