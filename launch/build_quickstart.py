@@ -4,14 +4,13 @@
 
 1. A tokenizer of phrases and numbered names of the generated games.
 2. The base: behaviour cloning of a rule-based player on generated games. It perceives well but lacks a workflow: in
-    `--skip` of the
-   clean / heat / cool demonstrations the player forgets that step and fails.
-3. Stage 1: hindsight-skill SFT on (episode -> skill) pairs from a rule-based annotator, mixed with acting rows and
-    with acting rows
-   that follow a skill in the prompt.
+   `--skip` (at last `--weak_skip`) of the clean / heat / cool demonstrations the player forgets that step and fails.
+3. Stage 1: hindsight-skill SFT on (episode -> skill) pairs from a rule-based annotator, mixed with acting rows
+   (`--stage1_skip` of them forgetful) and with acting rows that follow a skill in the prompt and never forget.
 
-card.json gets what was measured of both. An existing base/ is kept, so an interrupted build goes on with stage 1.
-No game of the training list or of an evaluation panel is used for training here.
+card.json gets what was measured of both: on a panel of its own, by which the settings above were chosen, and on the
+panel that the quickstart evaluates. An existing base/ is kept, so an interrupted build goes on with stage 1. No game
+of the training list or of a panel is used for training here.
 """
 
 from __future__ import annotations
@@ -32,9 +31,10 @@ from envs.alfworld import vocabulary
 from envs.alfworld.domain import FACTORY, AlfworldDomain
 from envs.alfworld.engine import make
 from envs.alfworld.games import FAMILIES
-from envs.alfworld.generate import make_game, make_tasks
+from envs.alfworld.generate import as_task, make_game, make_tasks
 from envs.alfworld.planner import Planner, annotate, read_hint
 from envs.alfworld.prompt import offered_commands
+from envs.base import Task
 from envs.pool import make_pool
 from seed_jax import sharding
 from seed_jax import tokenizer as tok
@@ -56,13 +56,15 @@ BASE_STEPS = flags.DEFINE_integer("base_steps", 1500, "optimizer steps of behavi
 POLISH_STEPS = flags.DEFINE_integer("polish_steps", 700, "further steps with a fresh optimizer")
 WEAKEN_STEPS = flags.DEFINE_integer("weaken_steps", 200, "last steps, on demonstrations with --weak_skip")
 WEAK_SKIP = flags.DEFINE_float("weak_skip", 0.55, "as --skip, in the last stage of the base")
-STAGE1_STEPS = flags.DEFINE_integer("stage1_steps", 450, "optimizer steps of stage 1")
+STAGE1_SKIP = flags.DEFINE_float("stage1_skip", 0.65, "as --skip, in the acting rows of stage 1")
+STAGE1_STEPS = flags.DEFINE_integer("stage1_steps", 600, "optimizer steps of stage 1")
 GAMES = flags.DEFINE_integer("games", 6000, "games of the behaviour-cloning data (each played twice)")
 SKIP = flags.DEFINE_float("skip", 0.5, "share of clean/heat/cool demonstrations that forget the step")
 SEED = flags.DEFINE_integer("seed", 0, "seed of data and training")
 
 STYLE, HISTORY, MAX_STEPS = "compact", 4, 12  # as in configs/quickstart.py
 FIRST_GAME = 500_000  # seeds of the demonstration games: far behind any training list
+FIRST_STAGE1_GAME, FIRST_SETTINGS_GAME = FIRST_GAME + 100_000, FIRST_GAME + 200_000
 ROWS = 40  # rows of an optimizer step
 SHAPE = Shape(row_tokens=160, scored_tokens=48, turns=4)
 SKILL_SHAPE = Shape(row_tokens=320, scored_tokens=80, turns=4)
@@ -156,10 +158,10 @@ def base_data(tokenizer, count: int, skip: float, seed: int) -> list[Sample]:
 
 
 def stage1_data(tokenizer, count: int, skip: float, seed: int) -> tuple[list[Sample], list[Sample], list[Sample]]:
-    """(acting, hint-following, skill-writing) samples."""
+    """(acting, hint-following, skill-writing) samples; `skip` is the share of forgetful acting episodes."""
     rng = random.Random(seed + 1)
     acting, following, skills = [], [], []
-    for game in games(FIRST_GAME + 100_000, count):
+    for game in games(FIRST_STAGE1_GAME, count):
         played = [demonstrate(game, rng, skip=rng.random() < skip, noise=noise) for noise in (0.0, 0.35)]
         played.append(demonstrate(game, rng, skip=False))
         acting += played[:2]
@@ -188,8 +190,8 @@ def reporter(name: str, total: int):
     return report
 
 
-def measure(directory: Path, games_count: int = 192) -> dict:
-    """Held-out success, greedy and at temperature .4, and the parse rate of skills, of a saved model."""
+def measure(directory: Path, panels: dict[str, list[Task]]) -> dict:
+    """{panel: success and admissible rate, greedy and at temperature .4} and the parse rate of skills of a model."""
     tokenizer = tok.load_tokenizer(directory)
     spec, params = hf.load(directory)
     sampler = Sampler(spec, tokenizer.eos_token_id, seed=0, mesh=sharding.make_mesh())
@@ -197,17 +199,19 @@ def measure(directory: Path, games_count: int = 192) -> dict:
     config = quickstart.get_config()
     world = World(DOMAIN, make_pool(FACTORY), config.env.max_steps, config.env.history)
     results: dict = {}
-    for temperature in (0.0, 0.4):
-        results[f"temperature {temperature:g}"], episodes = evaluate(
-            sampler,
-            tokenizer,
-            world,
-            make_tasks(config.eval.split, games_count),
-            temperature=temperature,
-            max_tokens=config.rollout.max_response_tokens,
-            max_prompt_tokens=config.rollout.max_prompt_tokens,
-            seed=config.eval.seed,
-        )
+    for name, tasks in panels.items():
+        results[name] = {}
+        for temperature in config.eval.temperatures:
+            results[name][f"temperature {temperature:g}"], episodes = evaluate(
+                sampler,
+                tokenizer,
+                world,
+                tasks,
+                temperature=temperature,
+                max_tokens=config.rollout.max_response_tokens,
+                max_prompt_tokens=config.rollout.max_prompt_tokens,
+                seed=config.eval.seed,
+            )
     counts = analyze(sampler, tokenizer, episodes, config.hindsight, STYLE, 0)
     results["skill_parse_rate"] = counts["parsed"] / counts["analyzed"]
     print(f"{directory}: {json.dumps(results, indent=1)}", flush=True)
@@ -286,13 +290,13 @@ def main(_) -> None:
     else:
         build_base(tokenizer, spec, optimizer, out / "base")
     _, params = hf.load(out / "base")
-    acting, following, skills = stage1_data(tokenizer, GAMES.value // 3, SKIP.value, seed)
+    acting, following, skills = stage1_data(tokenizer, GAMES.value // 3, STAGE1_SKIP.value, seed)
     print(f"stage 1: {len(acting)} acting, {len(following)} following a skill, {len(skills)} writing one", flush=True)
     state = train_sft(
         init_state(params, optimizer, keep_reference=False),
         spec,
         optimizer,
-        [(acting, 0.45), (following, 0.3), (skills, 0.25)],
+        [(acting, 0.45), (following, 0.35), (skills, 0.2)],
         SKILL_SHAPE,
         steps=STAGE1_STEPS.value,
         rows_per_step=ROWS // 2,
@@ -301,7 +305,12 @@ def main(_) -> None:
         report=reporter("stage1", STAGE1_STEPS.value),
     )
     save(state.params, spec, tokenizer, out / "stage1")
-    card = {name: measure(out / name) for name in ("base", "stage1")}
+    config = quickstart.get_config()
+    panels = {
+        "settings": [as_task(game) for game in games(FIRST_SETTINGS_GAME, config.eval.games)],
+        config.eval.split: make_tasks(config.eval.split, config.eval.games),
+    }
+    card = {name: measure(out / name, panels) for name in ("base", "stage1")}
     (out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
 
 

@@ -13,8 +13,9 @@ from typing import Any
 from absl import app, flags
 from ml_collections import ConfigDict
 
-# Fields (and sections, with a final dot) that a resumed run may change: they alter neither the update nor the episodes.
-FREE_ON_RESUME = ("iterations", "eval.", "checkpoint.", "log.", "mesh.", "env.workers", "env.step_timeout_s")
+# Fields (and sections, with a final dot) that a resumed run may change: they alter neither the update nor the episodes,
+# nor which evaluations can be compared (the panel of a run is fixed).
+FREE_ON_RESUME = ("iterations", "eval.every", "checkpoint.", "log.", "mesh.", "env.workers", "env.step_timeout_s")
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "old_logprobs": ("recompute", "sampler"),

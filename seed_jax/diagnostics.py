@@ -1,8 +1,8 @@
 """The skill table: does a skill raise the teacher's log-prob of the right decisions, and does a wrong skill not?
 
 Averages over all tokens say nothing (over the student's own samples the mean gap is minus a KL divergence), so the
-gap is reported by
-kind of decision, summed over the tokens of the command.
+gap is reported by kind of decision, summed over the tokens of the whole reply, where a policy that thinks first
+decides in its thought, and over those of the command alone.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ def skill_table(
     style: str,
     shape: Shape,
 ) -> dict[str, dict]:
-    """{row class: {source: {"gap": mean, "positive": share > 0, "rows": n}}} for the sources true, self and wrong.
+    """{row class: {source: {"gap", "positive", "command_gap", "rows"}}} for the sources true, self and wrong.
+
+    gap: mean over rows of teacher minus student log-prob of the reply, in nats; positive: share of rows where it is
+        above 0; command_gap: the same mean over the command's tokens alone.
 
     episodes: played at temperature 1 with the student's prompt, `skill` filled in by the analyzer; true_skills: one
         an episode;
-    wrong: the true skill of another task (the next episode with another goal). Gap: teacher minus student log-prob
-        in nats.
+    wrong: the true skill of another task (the next episode with another goal).
     """
     cases, rows = [], []
     for index, episode in enumerate(episodes):
@@ -78,23 +80,33 @@ def skill_table(
     prompts = tok.encode_prompts(tokenizer, rows)
     fitting = [i for i, p in enumerate(prompts) if len(p) + len(cases[i][2].response_ids) <= shape.row_tokens]
     samples = [Sample(prompts[i], cases[i][2].response_ids) for i in fitting]
-    gaps: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    gaps: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for i, teacher in zip(fitting, score(params, spec, samples, shape), strict=True):
         name, source, turn, span = cases[i]
-        gaps[name][source].append(float((teacher - turn.logprobs)[span].sum()))
+        gap = teacher - turn.logprobs
+        gaps[name][source].append((float(gap.sum()), float(gap[span].sum())))
     return {name: {source: _summary(gaps[name][source]) for source in SOURCES} for name in sorted(gaps)}
 
 
-def _summary(values: list[float]) -> dict:
+def _summary(values: list[tuple[float, float]]) -> dict:
     if not values:
-        return {"gap": None, "positive": None, "rows": 0}
-    return {"gap": float(np.mean(values)), "positive": float(np.mean(np.array(values) > 0)), "rows": len(values)}
+        return {"gap": None, "positive": None, "command_gap": None, "rows": 0}
+    reply, command = np.array(values).T
+    return {
+        "gap": float(reply.mean()),
+        "positive": float((reply > 0).mean()),
+        "command_gap": float(command.mean()),
+        "rows": len(values),
+    }
 
 
 def format_table(table: dict[str, dict]) -> str:
-    """The skill table as text, one row class a line."""
-    lines = [f"{'decision':<34}{'rows':>6}" + "".join(f"{source + ' skill':>14}" for source in SOURCES)]
+    """The skill table as text, one row class a line: gap of the reply (of the command in brackets)."""
+
+    def cell(source: dict) -> str:
+        return "-" if source["gap"] is None else f"{source['gap']:+.2f} ({source['command_gap']:+.2f})"
+
+    lines = [f"{'decision':<34}{'rows':>6}" + "".join(f"{source + ' skill':>17}" for source in SOURCES)]
     for name, cells in table.items():
-        gaps = "".join(f"{'-' if cells[s]['gap'] is None else format(cells[s]['gap'], '+.2f'):>14}" for s in SOURCES)
-        lines.append(f"{name:<34}{cells['true']['rows']:>6}{gaps}")
+        lines.append(f"{name:<34}{cells['true']['rows']:>6}" + "".join(f"{cell(cells[s]):>17}" for s in SOURCES))
     return "\n".join(lines)

@@ -171,6 +171,8 @@ def test_hash_ignores_what_a_resumed_run_may_change():
     assert config_lib.config_hash(free) == identity
     assert config_lib.config_hash(make_config(optim__lr=2e-6)) != identity
     assert config_lib.config_hash(make_config(env__max_steps=31)) != identity
+    for panel in ({"eval__games": 200}, {"eval__seed": 1}, {"eval__temperatures": (0.0,)}, {"eval__split": "unseen"}):
+        assert config_lib.config_hash(make_config(**panel)) != identity, "evaluations of one run share a panel"
     assert config_lib.config_hash(json.loads(config_lib.to_json(config))) == identity
 
 

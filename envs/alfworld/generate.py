@@ -139,8 +139,12 @@ def make_tasks(split: str, count: int, size: str = "mini") -> list[Task]:
     tasks = []
     for index in range(count):
         game = make_game(FAMILIES[index % len(FAMILIES)], FIRST_SEED[split] + index // len(FAMILIES), size, split)
-        tasks.append(Task(game["id"], game["family"], game["goal"], game))
+        tasks.append(as_task(game))
     return tasks
+
+
+def as_task(game: dict) -> Task:
+    return Task(game["id"], game["family"], game["goal"], game)
 
 
 # -- the room ----------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def summarize(run, table: dict | None) -> dict:
     return {
         "method": run.config.method,
         "seed": run.config.seed,
-        "iterations": run.config.iterations,
+        "iterations": records[-1]["iteration"] if records else 0,  # more than asked for if the run was shortened
         "eval_before": first["success_rate"],
         "eval_after": last["success_rate"],
         "minutes": sum(minutes.values()),
@@ -142,7 +142,7 @@ def closing_text(run, summary: dict) -> str:
     if summary["skill_table"]:
         lines += [
             "",
-            "Log-prob gap of the command, teacher (with a skill) minus policy, in nats, by kind of decision:",
+            "Log-prob gap of the reply (of its command), teacher (with a skill) minus policy, nats, by kind of decision:",
             format_table(summary["skill_table"]),
         ]
     lines += [
