@@ -142,7 +142,7 @@ def closing_text(run, summary: dict) -> str:
     if summary["skill_table"]:
         lines += [
             "",
-            "Log-prob gap of the reply (of its command), teacher (with a skill) minus policy, nats, by kind of decision:",
+            "Log-prob gap of the reply (of its command), teacher with a skill minus policy, nats, by decision:",
             format_table(summary["skill_table"]),
         ]
     lines += [
