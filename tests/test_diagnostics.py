@@ -129,7 +129,7 @@ def test_row_that_does_not_fit_with_its_skill_is_left_out(model):
         lambda episode, turn: "any", "compact", Shape(longest, 60, 4),
     )  # fmt: skip
     assert 0 < table["any"]["true"]["rows"] < len(episodes[0].turns)
-    assert table["any"]["wrong"] ["rows"] == 0, "there is no other task"
+    assert table["any"]["wrong"]["rows"] == 0, "there is no other task"
     assert "-" in format_table(table)
 
 
