@@ -79,6 +79,8 @@ def write(
     for file, names in zip(files, shards, strict=True):
         # `transformers` refuses a file without this format note.
         safetensors.numpy.save_file({name: value(name) for name in names}, directory / file, {"format": "pt"})
+        # safetensors leaves a file that only its owner can read; others may read what they may read of the directory.
+        (directory / file).chmod(directory.stat().st_mode & 0o666)
     if len(shards) == 1:
         return files
     weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}

@@ -187,7 +187,7 @@ def model_card(
     header += [f"base_model: {base_id}"] if base_id else []
     facts = {
         "base model": f"`{base}`",
-        "method": f"`{method}`, {iteration} iterations",
+        "method": f"`{method}`, {iteration} iteration{'s' * (iteration != 1)}",
         "environment": f"`{config['env']['name']}` ({config['env']['prompt']} prompt)",
         "config hash": f"`{record['config_hash']}`",
         "architecture": f"{spec.model_type}, {spec.num_params:,} parameters, stored as {dtype}",

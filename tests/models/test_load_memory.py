@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from seed_jax.models import hf, tensor_files
-from seed_jax.models.spec import ModelSpec, iterate, weights
+from seed_jax.models.spec import ModelSpec, init_params, iterate, weights
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +134,7 @@ def test_two_hosts_read_their_own_slices(tmp_path):
     spec = ModelSpec(vocab_size=64, d_model=32, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=8, d_ff=48)
     params = jax.tree.map(
         lambda leaf: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32),
-        jax.eval_shape(lambda: hf.spec_lib.init_params(spec, jax.random.key(0))),
+        jax.eval_shape(lambda: init_params(spec, jax.random.key(0))),
     )
     hf.save(params, spec, tmp_path / "model")
     with socket.socket() as free:

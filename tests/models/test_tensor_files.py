@@ -56,3 +56,11 @@ def test_a_single_file_has_no_index_and_wins_over_one(tmp_path):
     assert tensor_files.write(tmp_path, {"a": 8}, lambda _: one, 8) == [tensor_files.WEIGHTS_FILE]
     (tmp_path / tensor_files.INDEX_FILE).write_text("{}")
     assert set(tensor_files.scan(tmp_path)) == {"a"}
+
+
+def test_weights_are_as_readable_as_any_new_file(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tensor_files.write(folder, {"a": 8}, lambda _: np.ones(2, np.float32), 8)
+    (folder / "plain").write_text("")
+    assert (folder / tensor_files.WEIGHTS_FILE).stat().st_mode == (folder / "plain").stat().st_mode
