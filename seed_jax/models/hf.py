@@ -59,6 +59,8 @@ def load(
     Raises FileNotFoundError for a missing directory, file or model, ValueError for a config this model does not
     support, and CheckpointError for missing, extra or misshaped tensors and unreadable files.
     """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"dtype={dtype!r} is not a floating-point type; use float32 or bfloat16")
     directory = resolve(source)
     spec = load_spec(directory)
     stored = tensor_files.scan(directory)

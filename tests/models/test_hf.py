@@ -171,6 +171,11 @@ def test_truncated_file(exported, keep):
         hf.load(exported)
 
 
+def test_dtype_must_be_floating(exported):
+    with pytest.raises(ValueError, match="dtype='int8' is not a floating-point type"):
+        hf.load(exported, dtype="int8")
+
+
 def test_missing_files(exported, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         hf.load(tmp_path / "nowhere")
@@ -211,6 +216,22 @@ def sharded(exported):
 
 def test_sharded_round_trip(tiny, sharded):
     assert_same(hf.load(sharded[0])[1], tiny[1])
+
+
+def test_truncated_shard(sharded):
+    path = sharded[0] / "model-00002-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(hf.CheckpointError, match=r"model-00002-of-00002\.safetensors is truncated"):
+        hf.load(sharded[0])
+
+
+def test_bad_tensor_in_a_shard_names_that_shard(sharded):
+    directory, weight_map = sharded
+    tensors = safetensors.numpy.load_file(directory / weight_map[K_PROJ])
+    tensors[K_PROJ] = tensors[K_PROJ][:-1]
+    safetensors.numpy.save_file(tensors, directory / weight_map[K_PROJ])
+    with pytest.raises(hf.CheckpointError, match=rf"{weight_map[K_PROJ]}: tensor {K_PROJ} has shape"):
+        hf.load(directory)
 
 
 def test_bad_index(sharded):
