@@ -34,7 +34,7 @@ def get_config() -> ConfigDict:
 
 def _model() -> ConfigDict:
     model = ConfigDict()
-    model.init = ""  # directory in Hugging Face format: config.json, *.safetensors and the tokenizer files
+    model.init = ""  # directory in Hugging Face format (config, *.safetensors, tokenizer) | "org/name" on its hub
     model.dtype = "bfloat16"  # type of activations: "float32" | "bfloat16"; master weights are always float32
     model.remat = "full"  # what the backward pass computes again: "none" | "dots" (all but matmuls) | "full"
     return model

@@ -280,6 +280,7 @@ def main(_) -> None:
     keep_freed_memory()
     use_every_core(ROWS)
     out, seed = Path(OUT.value), SEED.value
+    hf.check_replaceable(out / "stage1")  # before hours of work
     tokenizer = tok.build_phrase_tokenizer(
         vocabulary.phrases(), vocabulary.classes(), vocabulary.words(), vocabulary.MAX_NUMBER
     )

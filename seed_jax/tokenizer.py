@@ -42,12 +42,16 @@ def load_tokenizer(directory: str | Path):
     return tokenizer
 
 
-def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Each prompt as one user message with the generation prompt -> token ids."""
+def encode_prompts(tokenizer, prompts: Sequence[str], enable_thinking: bool | None = None) -> list[list[int]]:
+    """Each prompt as one user message with the generation prompt -> token ids.
+
+    enable_thinking: passed to the chat template; Qwen3's starts the reply with an empty thought if it is False
+    """
     if not prompts:
         return []
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    rendered = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+    options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+    rendered = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True, **options)
     return tokenizer(rendered, add_special_tokens=False)["input_ids"]
 
 

@@ -37,10 +37,14 @@ class Checkpointer:
     without an error, and a run would go on from weights that nobody trained.
     """
 
-    def __init__(self, directory: str | Path, keep: int = 3):
-        """keep: how many of the newest checkpoints stay on disk."""
+    def __init__(self, directory: str | Path, keep: int = 3, *, read_only: bool = False):
+        """keep: how many of the newest checkpoints stay on disk; read_only: nothing is created, saved or deleted."""
         self._directory = Path(directory).absolute()
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep)
+        if read_only and not self._directory.is_dir():
+            raise FileNotFoundError(f"checkpoint directory {self._directory} does not exist")
+        # For a read-only directory Orbax resets the last two itself, each with a warning.
+        settings = {"read_only": True, "create": False, "save_interval_steps": 0}
+        options = ocp.CheckpointManagerOptions(**(settings if read_only else {"max_to_keep": keep}))
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def steps(self) -> list[int]:
@@ -87,6 +91,18 @@ class Checkpointer:
             )
         return None
 
+    def restore_part(self, step: int, abstract_part: Any) -> Restored:
+        """Some entries of the tree saved under `step`, such as {"params": ...}; the others are not read.
+
+        abstract_part: as for `restore_latest`. Deletes nothing; raises CheckpointError if that one cannot be read.
+        """
+        try:
+            with _no_reports_from_abandoned_reads():
+                return Restored(step, *self._restore(step, abstract_part, part=True))
+        except Exception as error:  # as in restore_latest
+            reason = f"{type(error).__name__}: {_first_line(error)}"
+            raise CheckpointError(f"checkpoint {self._directory / str(step)} cannot be read ({reason})") from error
+
     def wait(self) -> None:
         """Returns when everything saved so far is on disk."""
         self._manager.wait_until_finished()
@@ -101,15 +117,28 @@ class Checkpointer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _restore(self, step: int, abstract_tree: Any) -> tuple[Any, dict[str, Any]]:
+    def _restore(self, step: int, abstract_tree: Any, part: bool = False) -> tuple[Any, dict[str, Any]]:
         # The small JSON first: a checkpoint without it is not worth reading gigabytes.
         content = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
-        arguments = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_tree))
-        tree = self._manager.restore(step, args=arguments).state
+        state = ocp.args.StandardRestore(abstract_tree)
+        if part:
+            _check_entries(abstract_tree, content[_CHECKSUMS])
+            each = ocp.checkpoint_utils.construct_restore_args(abstract_tree)
+            state = ocp.args.PyTreeRestore(abstract_tree, restore_args=each, partial_restore=True)
+        tree = self._manager.restore(step, args=ocp.args.Composite(state=state)).state
         changed = [path for path, checksum in _leaf_checksums(tree).items() if content[_CHECKSUMS][path] != checksum]
         if changed:
             raise ValueError(f"the stored values of {', '.join(changed[:3])} are damaged (checksum differs)")
         return tree, content["meta"]
+
+
+def _check_entries(part: dict[str, Any], saved: dict[str, int]) -> None:
+    """Orbax passes over entries that only one side has; for a part of the tree neither side may have more."""
+    asked = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(part)}
+    there = {path for path in saved if path.startswith(tuple(f"[{name!r}]" for name in part))}
+    for paths, problem in ((asked - there, "lacks"), (there - asked, "also holds")):
+        if paths:
+            raise ValueError(f"it {problem} {', '.join(sorted(paths)[:3])}")
 
 
 def _leaf_checksums(tree: Any) -> dict[str, int]:

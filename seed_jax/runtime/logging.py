@@ -59,7 +59,7 @@ def prepare_workdir(path: str | Path, config: ConfigDict, overwrite: bool = Fals
     if not resuming and any((workdir / name).exists() for name in OWN_FILES):
         raise WorkdirError(f"workdir {workdir} has files of a run but no {CONFIG_FILE}; choose another --workdir")
     if resuming:
-        saved = _read_config(stored)
+        saved = read_config(stored)
         if overwrite:
             _remove_own_files(workdir)
             resuming = False
@@ -73,9 +73,8 @@ def prepare_workdir(path: str | Path, config: ConfigDict, overwrite: bool = Fals
     return resuming
 
 
-def _read_config(stored: Path) -> dict[str, Any]:
+def read_config(stored: Path, advice: str = "move it away or choose another --workdir") -> dict[str, Any]:
     """The config an earlier run stored. Refuses a file that is not ours, since --overwrite would delete it."""
-    advice = "move it away or choose another --workdir"
     try:
         saved = json.loads(stored.read_text())
     except (OSError, ValueError) as error:

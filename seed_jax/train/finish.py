@@ -11,9 +11,9 @@ import numpy as np
 from seed_jax import config as config_lib
 from seed_jax.diagnostics import format_table, skill_table
 from seed_jax.hindsight.analyzer import analyze
-from seed_jax.models import hf
 from seed_jax.rollout import play
 from seed_jax.runtime.logging import EVALUATIONS_FILE, METRICS_FILE, SUMMARY_FILE, jsonable, read_jsonl, write_whole
+from seed_jax.train.export import write_policy
 from seed_jax.train.packing import Shape
 from seed_jax.train.state import TrainState
 from seed_jax.types import SamplingParams
@@ -36,20 +36,16 @@ def finish(run, state: TrainState) -> dict:
 
 
 def export(run, state: TrainState) -> None:
-    """The policy in Hugging Face form: float32 safetensors, config, tokenizer, generation config."""
-    record = {
-        "method": run.config.method,
-        "config_hash": config_lib.config_hash(run.config),
-        "iterations": run.config.iterations,
-    }
-    hf.save(
+    """The policy in Hugging Face form: float32 safetensors, config, tokenizer, generation config, model card."""
+    evaluations = read_jsonl(run.workdir / EVALUATIONS_FILE)
+    write_policy(
         state.params,
         run.spec,
         run.workdir / "export",
-        tokenizer_dir=run.config.model.init,
-        eos_token_id=run.tokenizer.eos_token_id,
-        pad_token_id=run.tokenizer.pad_token_id,
-        extra_files={"seed_jax.json": json.dumps(record, indent=2) + "\n"},
+        config=run.config,
+        model_dir=run.model_dir,
+        iteration=evaluations[-1]["iteration"],  # the last weights are always evaluated
+        evaluations=evaluations,
     )
 
 

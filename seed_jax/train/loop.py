@@ -59,9 +59,10 @@ class Run:
 
     def __init__(self, config, setup: Setup, workdir: Path):
         self.config, self.setup, self.workdir = config, setup, workdir
-        self.tokenizer = tok.load_tokenizer(config.model.init)
-        self.spec, self.initial = hf.load(config.model.init)
+        self.model_dir = hf.resolve(config.model.init)
+        self.tokenizer = tok.load_tokenizer(self.model_dir)
         self.mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+        self.spec, self.initial = hf.load(self.model_dir, self.mesh)
         self.optimizer, self.hyper = build_optimizer(config), hyper(config)
         self.keep_reference = config.loss.kl_coef > 0
         self.shardings = state_shardings(

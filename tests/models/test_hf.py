@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from seed_jax.models import hf, transformer
-from seed_jax.models.spec import ModelSpec, init_params
+from seed_jax.models import hf, tensor_files, transformer
+from seed_jax.models.spec import ModelSpec, init_params, map_weights
 from seed_jax.sharding import make_mesh
 
 
@@ -71,12 +71,67 @@ def test_checkpoint_that_transformers_wrote(spec, params, tmp_path, make_rows, m
     np.testing.assert_allclose(got, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_any_part_of_a_weight_can_be_read(spec, params, tmp_path, seed):
+    """Random bounds in every dimension, the inner ones of a flattened pair included."""
+    rng = np.random.default_rng(seed)
+    stored = tensor_files.scan(hf.save(params, spec, tmp_path / "model"))
+
+    def check(weight, leaf):
+        bounds = [sorted(rng.choice(size + 1, 2, replace=False).tolist()) for size in leaf.shape]
+        part = hf._read_part(weight, bounds, stored, np.dtype(np.float32))
+        np.testing.assert_array_equal(part, np.asarray(leaf)[tuple(slice(*one) for one in bounds)])
+
+    map_weights(check, spec, params)
+
+
+def test_each_part_is_read_once(spec, params, tmp_path, monkeypatch):
+    """Eight devices hold every value at least once; what several of them hold is read for all of them together."""
+    elements, read = [], tensor_files.read
+
+    def counting(*arguments):
+        tensor = read(*arguments)
+        elements.append(tensor.size)
+        return tensor
+
+    monkeypatch.setattr(tensor_files, "read", counting)
+    hf.save(params, spec, tmp_path / "model")
+    _, loaded = hf.load(tmp_path / "model", make_mesh(fsdp=4, tensor=2))
+    assert sum(elements) == spec.num_params
+    assert_same(loaded, params)
+
+
 def test_load_onto_a_mesh(tiny, exported):
     _, params = tiny
     _, loaded = hf.load(exported, mesh=make_mesh(fsdp=4, tensor=2))
     assert_same(loaded, params)
     assert len(loaded["layers"]["gate"].sharding.device_set) == 8
     assert loaded["layers"]["gate"].addressable_shards[0].data.shape == (2, 4, 12)
+
+
+@pytest.mark.parametrize("max_shard_bytes", [1, 4000, 10**9])
+def test_sharded_export_is_read_by_transformers(spec, params, tmp_path, max_shard_bytes):
+    transformers = pytest.importorskip("transformers")
+    out = hf.save(params, spec, tmp_path / "model", max_shard_bytes=max_shard_bytes)
+    assert (out / hf.INDEX_FILE).is_file() == (max_shard_bytes < 10**9)
+    _, report = transformers.AutoModelForCausalLM.from_pretrained(out, dtype="float32", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert_same(hf.load(out)[1], params)
+    hf.save(params, spec, out)  # one file takes the place of the shards
+    assert [path.name for path in out.glob("*safetensors*")] == [hf.WEIGHTS_FILE]
+
+
+def test_every_bit_survives_export_and_import(tiny, tmp_path):
+    """Subnormal numbers, signed zero, infinity and the payload of a NaN."""
+    spec, params = tiny
+    bits = np.random.default_rng(0).integers(0, 2**32, (31, 16), dtype=np.uint32)
+    bits[0, :5] = [1, 0x007FFFFF, 0x80000000, 0x7F800000, 0x7FC12345]
+    odd = {**params, "embed": jnp.asarray(bits.view(np.float32))}
+    _, again = hf.load(hf.save(odd, spec, tmp_path / "model"))
+    np.testing.assert_array_equal(np.asarray(again["embed"]).view(np.uint32), bits)
+    small = {**params, "embed": jnp.asarray((bits >> 16).astype(np.uint16).view(jnp.bfloat16))}
+    _, again = hf.load(hf.save(small, spec, tmp_path / "small", dtype="bfloat16"), dtype=jnp.bfloat16)
+    np.testing.assert_array_equal(np.asarray(again["embed"]).view(np.uint16), bits >> 16)
 
 
 def test_redundant_tensors_are_allowed(tiny, exported):
@@ -116,6 +171,11 @@ def test_truncated_file(exported, keep):
         hf.load(exported)
 
 
+def test_dtype_must_be_floating(exported):
+    with pytest.raises(ValueError, match="dtype='int8' is not a floating-point type"):
+        hf.load(exported, dtype="int8")
+
+
 def test_missing_files(exported, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         hf.load(tmp_path / "nowhere")
@@ -125,6 +185,8 @@ def test_missing_files(exported, tmp_path):
     (exported / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         hf.load(exported)
+    with pytest.raises(FileNotFoundError, match=r"generation_config\.json is a file; give its directory"):
+        hf.load(exported / "generation_config.json")
 
 
 @pytest.mark.parametrize(
@@ -156,6 +218,22 @@ def test_sharded_round_trip(tiny, sharded):
     assert_same(hf.load(sharded[0])[1], tiny[1])
 
 
+def test_truncated_shard(sharded):
+    path = sharded[0] / "model-00002-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(hf.CheckpointError, match=r"model-00002-of-00002\.safetensors is truncated"):
+        hf.load(sharded[0])
+
+
+def test_bad_tensor_in_a_shard_names_that_shard(sharded):
+    directory, weight_map = sharded
+    tensors = safetensors.numpy.load_file(directory / weight_map[K_PROJ])
+    tensors[K_PROJ] = tensors[K_PROJ][:-1]
+    safetensors.numpy.save_file(tensors, directory / weight_map[K_PROJ])
+    with pytest.raises(hf.CheckpointError, match=rf"{weight_map[K_PROJ]}: tensor {K_PROJ} has shape"):
+        hf.load(directory)
+
+
 def test_bad_index(sharded):
     directory, weight_map = sharded
     index = directory / hf.INDEX_FILE
@@ -166,6 +244,7 @@ def test_bad_index(sharded):
             hf.load(directory)
 
     fails({}, "no weight_map")
+    fails({"weight_map": {**weight_map, "a": 3}}, "no weight_map")
     fails({"weight_map": {**weight_map, "a": "gone.safetensors"}}, r"gone\.safetensors")
     fails({"weight_map": {**weight_map, "a": "../gone.safetensors"}}, r"gone\.safetensors")
     fails({"weight_map": {**weight_map, "ghost": "model-00001-of-00002.safetensors"}}, "lacks tensor ghost")
@@ -181,8 +260,9 @@ def test_save_copies_tokenizer_and_extra_files(tiny, tmp_path):
     out = hf.save(params, spec, tmp_path / "out", source, eos_token_id=5, extra_files={"README.md": "# card\n"})
     assert {path.name for path in out.iterdir()} == {
         "README.md", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
-        "tokenizer.json",
+        "seed_jax.json", "tokenizer.json",
     }  # fmt: skip
+    assert json.loads((out / "seed_jax.json").read_text())["files"] == sorted(path.name for path in out.iterdir())
     assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == 5
     assert (out / "README.md").read_text() == "# card\n"
 
@@ -196,7 +276,7 @@ def test_save_replaces_only_at_the_end(tiny, exported, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(hf, "_write_json", interrupted)
+        patch.setattr(hf, "write_json", interrupted)
         with pytest.raises(KeyboardInterrupt):
             hf.save(changed, spec, exported)
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
@@ -205,6 +285,32 @@ def test_save_replaces_only_at_the_end(tiny, exported, monkeypatch):
     hf.save(changed, spec, exported)
     assert_same(hf.load(exported)[1], changed)
     assert [path.name for path in exported.parent.iterdir()] == ["model"]
+
+
+def test_save_refuses_what_is_not_an_export(tiny, exported, tmp_path):
+    """A config.json alone marks nothing: the workdir of a run and every model directory have one."""
+    spec, params = tiny
+    (exported / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"other files beside it \(notes\.txt\)"):
+        hf.save(params, spec, exported)
+    (exported / "notes.txt").unlink()
+    assert hf.save(params, spec, exported) == exported
+    (exported / hf.RECORD_FILE).unlink()
+    with pytest.raises(FileExistsError, match=r"model holds other files and no seed_jax\.json"):
+        hf.save(params, spec, exported)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "target").mkdir()
+    hf.save(params, spec, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target" / hf.WEIGHTS_FILE).is_file()
+
+
+def test_an_export_of_the_first_version_may_be_replaced(tiny, exported):
+    (exported / hf.RECORD_FILE).write_text('{"method": "seed"}')
+    hf.save(tiny[1], tiny[0], exported)
+    (exported / hf.RECORD_FILE).write_text('{"method": "seed"}')
+    (exported / "checkpoints").mkdir()
+    with pytest.raises(FileExistsError, match="checkpoints"):
+        hf.save(tiny[1], tiny[0], exported)
 
 
 def test_save_refuses(tiny, tmp_path):
@@ -221,7 +327,7 @@ def test_save_refuses(tiny, tmp_path):
         hf.save(params, spec, tmp_path / "out", dtype="int4")
     with pytest.raises(FileNotFoundError, match="tokenizer_dir"):
         hf.save(params, spec, tmp_path / "out", tmp_path / "empty")
-    for name in ("../escape", "config.json"):
+    for name in ("../escape", "config.json", "seed_jax.json"):
         with pytest.raises(ValueError, match="extra_files"):
             hf.save(params, spec, tmp_path / "out", extra_files={name: ""})
     wrong = {**params, "final_norm": jnp.ones(3)}

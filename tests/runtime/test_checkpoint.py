@@ -125,3 +125,56 @@ def test_nothing_restorable_is_an_error_that_deletes_nothing(tmp_path):
         assert checkpointer.steps() == [5, 10]
     message = str(error.value)
     assert str(tmp_path) in message and "step 10: " in message and "step 5: " in message and "--overwrite" in message
+
+
+# -- read-only: a part of the tree -------------------------------------------------------------------------------------
+
+
+def files(directory: Path) -> dict:
+    return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in directory.rglob("*")}
+
+
+def test_part_of_the_tree_from_a_directory_that_is_only_read(tmp_path):
+    save_steps(tmp_path, 5, 10)
+    (tmp_path / "11.orbax-checkpoint-tmp-123").mkdir()
+    before, tree = files(tmp_path), make_tree(5)
+    with Checkpointer(tmp_path, read_only=True) as checkpointer:
+        assert checkpointer.steps() == [5, 10]
+        restored = checkpointer.restore_part(5, abstract({"params": tree["params"], "flags": tree["flags"]}))
+    assert (restored.step, restored.meta) == (5, {"step": 5})
+    assert_bitwise_equal(restored.tree, {"params": tree["params"], "flags": tree["flags"]})
+    assert files(tmp_path) == before
+
+
+def test_part_that_does_not_match(tmp_path):
+    save_steps(tmp_path, 5)
+    part = {"params": abstract(make_tree(5)["params"])}
+    more = {"params": {**part["params"], "scale": part["params"]["bias"]}}
+    less = {"params": {"bias": part["params"]["bias"]}}
+    with Checkpointer(tmp_path, read_only=True) as checkpointer:
+        for wrong, message in (
+            (more, r"lacks \['params'\]\['scale'\]"),
+            (less, r"also holds \['params'\]\['kernel'\]"),
+        ):
+            with pytest.raises(CheckpointError, match=message):
+                checkpointer.restore_part(5, wrong)
+        with pytest.raises(CheckpointError, match=r"/6 cannot be read"):
+            checkpointer.restore_part(6, part)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # from reads that were given up
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit], ids=["truncated", "bit flipped"])
+def test_damaged_part_is_an_error_that_deletes_nothing(tmp_path, damage):
+    save_steps(tmp_path, 5, 10)
+    damage(largest_file(tmp_path / "10"))
+    before = files(tmp_path)
+    part = {"params": abstract(make_tree(10)["params"])}
+    with Checkpointer(tmp_path, read_only=True) as checkpointer, pytest.raises(CheckpointError, match="/10 cannot be"):
+        checkpointer.restore_part(10, part)
+    assert files(tmp_path) == before
+
+
+def test_read_only_creates_no_directory(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        Checkpointer(tmp_path / "nowhere", read_only=True)
+    assert not (tmp_path / "nowhere").exists()

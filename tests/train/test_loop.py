@@ -192,6 +192,8 @@ def test_summary_of_a_seed_run(seed_run):
     assert summary["minutes"] == pytest.approx(sum(summary["minutes_by_phase"].values()))
     times = [v for r in read_jsonl(workdir / "metrics.jsonl") for k, v in r.items() if k.startswith("time/")]
     assert summary["minutes"] >= sum(times) / 60 > 0
+    card = (workdir / "export" / "README.md").read_text()
+    assert f"`{summary['config_hash']}`" in card and f"{summary['eval_after']:.3f} ± " in card
     assert summary["skill_table"], "a reply in the right form is an invalid action or goes somewhere"
 
 
