@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from seed_jax.models.attention import choose_backend
 from seed_jax.models.logprobs import scored_logprobs
 from seed_jax.models.spec import ModelSpec
 from seed_jax.objectives import advantages, distill, policy_loss
@@ -36,7 +37,7 @@ DISTILL_METRICS = ("gate_mean", "gate_square", "gate_high")
 
 class Structure(NamedTuple):
     """What recompiles when it changes. rows_per_micro: packed rows a forward pass; micros_per_mini: passes an
-    optimizer step."""
+    optimizer step; attention, model_mesh: `attention` and `mesh` of the model's functions."""
 
     spec: ModelSpec
     mesh: Mesh
@@ -51,6 +52,8 @@ class Structure(NamedTuple):
     invalid_penalty: str
     dtype: str
     remat: str
+    attention: str
+    model_mesh: Mesh | None
 
 
 class Fixed(NamedTuple):
@@ -61,7 +64,19 @@ class Fixed(NamedTuple):
     reference: jax.Array | None
 
 
+def model_placement(config, spec: ModelSpec, mesh: Mesh) -> tuple[str, Mesh | None]:
+    """(attention backend, mesh for the model's functions) on the devices of `mesh`.
+
+    CPU devices hold small models, whose weights the partitioner may gather as it likes: there the model gets no mesh.
+    """
+    platform = mesh.devices.flat[0].platform
+    rows = [config.pack.row_tokens, *([config.pack.teacher_row_tokens] if config.distill.kind != "none" else [])]
+    backend = choose_backend(platform, dtype=jnp.dtype(config.model.dtype), head_dim=spec.head_dim, row_tokens=rows)
+    return backend, None if platform == "cpu" else mesh
+
+
 def structure(config, spec: ModelSpec, mesh: Mesh) -> Structure:
+    attention, model_mesh = model_placement(config, spec, mesh)
     return Structure(
         spec=spec,
         mesh=mesh,
@@ -76,6 +91,8 @@ def structure(config, spec: ModelSpec, mesh: Mesh) -> Structure:
         invalid_penalty=config.adv.invalid_penalty,
         dtype=config.model.dtype,
         remat=config.model.remat,
+        attention=attention,
+        model_mesh=model_mesh,
     )
 
 
@@ -187,6 +204,8 @@ def _logprobs(static: Structure, params, rows: Rows, with_entropy: bool = False)
         with_entropy=with_entropy,
         remat=static.remat,
         dtype=jnp.dtype(static.dtype),
+        attention=static.attention,
+        mesh=static.model_mesh,
     )
 
 
