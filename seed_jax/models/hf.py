@@ -42,6 +42,7 @@ MAX_SHARD_BYTES = 5 * 10**9
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ("*.safetensors", INDEX_FILE, "config.json", "generation_config.json", *TOKENIZER_FILES)
+_ROWS_PER_READ = 8192  # of a table [V, D]; one layer is read at once
 # Buffers that old checkpoints store although they follow from the config.
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"
 
@@ -158,7 +159,7 @@ def _load_weight(weight: Weight, stored: Mapping[str, Tensor], mesh: jax.shardin
         return parts[bounds]
 
     if mesh is None:
-        array = jnp.asarray(part((slice(None),) * len(weight.shape)))
+        array = jax.device_put(part((slice(None),) * len(weight.shape)))
     else:
         placement = jax.sharding.NamedSharding(mesh, sharding_lib.partition_spec(weight, mesh, "train"))
         array = jax.make_array_from_callback(weight.shape, placement, part, dtype=dtype)
@@ -169,13 +170,25 @@ def _load_weight(weight: Weight, stored: Mapping[str, Tensor], mesh: jax.shardin
 def _read_part(
     weight: Weight, bounds: Sequence[tuple[int, int]], stored: Mapping[str, Tensor], dtype: np.dtype
 ) -> np.ndarray:
-    """The part of one parameter within `bounds` [(start, stop) a dimension]; layers are read one by one."""
-    if not weight.stacked:
-        return _read_tensor(weight, weight.hf_name, bounds, stored).astype(dtype, copy=False)
-    part = np.empty([stop - start for start, stop in bounds], dtype)
-    for row, layer in enumerate(range(*bounds[0])):
-        part[row] = _read_tensor(weight, weight.hf_name.format(layer=layer), bounds[1:], stored)
+    """The part of one parameter within `bounds` [(start, stop) a dimension], read layer by layer or in runs of rows."""
+    part = _aligned_empty([stop - start for start, stop in bounds], dtype)
+    first, end = bounds[0]
+    if weight.stacked:
+        for layer in range(first, end):
+            part[layer - first] = _read_tensor(weight, weight.hf_name.format(layer=layer), bounds[1:], stored)
+        return part
+    for start in range(first, end, _ROWS_PER_READ):
+        rows = (start, min(start + _ROWS_PER_READ, end))
+        part[start - first : rows[1] - first] = _read_tensor(weight, weight.hf_name, (rows, *bounds[1:]), stored)
     return part
+
+
+def _aligned_empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """An array at a multiple of 64 bytes: on a CPU, JAX takes such memory over, where it would copy any other."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _read_tensor(

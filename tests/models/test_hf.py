@@ -72,8 +72,9 @@ def test_checkpoint_that_transformers_wrote(spec, params, tmp_path, make_rows, m
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_part_of_a_weight_can_be_read(spec, params, tmp_path, seed):
-    """Random bounds in every dimension, the inner ones of a flattened pair included."""
+def test_any_part_of_a_weight_can_be_read(spec, params, tmp_path, monkeypatch, seed):
+    """Random bounds in every dimension, the inner ones of a flattened pair included; tables in several reads."""
+    monkeypatch.setattr(hf, "_ROWS_PER_READ", 60)
     rng = np.random.default_rng(seed)
     stored = tensor_files.scan(hf.save(params, spec, tmp_path / "model"))
 
