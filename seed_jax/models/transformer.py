@@ -28,6 +28,10 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 # compiled in seconds.
 UNROLL_UP_TO = 6
 
+# With full remat on a mesh, the feed-forward part takes at most this many tokens of a device at a time: enough to keep
+# the matrix unit busy, and half a gigabyte less than 16384 tokens of an ffn of 11008 take.
+FFN_TOKENS = 8192
+
 # What the backward pass may keep of a layer. "dots" keeps the outputs of the weight matrices and recomputes the
 # attention scores, which are the T x T part.
 REMAT_POLICIES = {
@@ -105,12 +109,36 @@ def project_qkv(layer: dict[str, jax.Array], spec: ModelSpec, x: jax.Array, rope
     return rotate(q, rope), rotate(k, rope), v
 
 
-def finish(layer: dict[str, jax.Array], spec: ModelSpec, x: jax.Array, attended: jax.Array) -> jax.Array:
-    """Second half of a layer: x [B, T, D] and the attention output [B, T, H, hd] -> the next x [B, T, D]."""
+def finish(
+    layer: dict[str, jax.Array], spec: ModelSpec, x: jax.Array, attended: jax.Array, pieces: int = 1
+) -> jax.Array:
+    """Second half of a layer: x [B, T, D] and the attention output [B, T, H, hd] -> the next x [B, T, D].
+
+    pieces: a divisor of T. The feed-forward part runs over so many pieces of the rows, one after the other, forward and
+        backward: only one piece of its [B, T, F] intermediates exists at a time.
+    """
     x = x + _project(attended, layer["o"], contracted=2)
-    hidden = rms_norm(x, layer["mlp_norm"], spec.rms_eps)
-    gated = jax.nn.silu(_project(hidden, layer["gate"])) * _project(hidden, layer["up"])
-    return x + _project(gated, layer["down"])
+
+    def feed_forward(x: jax.Array) -> jax.Array:
+        hidden = rms_norm(x, layer["mlp_norm"], spec.rms_eps)
+        gated = jax.nn.silu(_project(hidden, layer["gate"])) * _project(hidden, layer["up"])
+        return x + _project(gated, layer["down"])
+
+    if pieces == 1:
+        return feed_forward(x)
+    batch, length, width = x.shape
+    cut = jnp.moveaxis(x.reshape(batch, pieces, length // pieces, width), 1, 0)
+    out = jax.lax.map(jax.checkpoint(feed_forward, prevent_cse=False), cut)
+    return jnp.moveaxis(out, 0, 1).reshape(x.shape)
+
+
+def _ffn_pieces(batch: int, length: int, mesh: Mesh | None) -> int:
+    """Into how many pieces to cut rows of `length` tokens, so that a device has at most FFN_TOKENS in each."""
+    if mesh is None:
+        return 1
+    rows = -(-batch // mesh.shape["fsdp"])
+    enough = (n for n in range(1, length + 1) if length % n == 0 and rows * length // n <= FFN_TOKENS)
+    return next(enough, length)
 
 
 def block(layer: dict[str, jax.Array], spec: ModelSpec, x: jax.Array, rope: Rope, attend: Attend) -> jax.Array:
@@ -166,12 +194,13 @@ def hidden_states(
     if remat not in REMAT_POLICIES:
         raise ValueError(f"remat={remat!r} is not supported; use one of {', '.join(REMAT_POLICIES)}")
     rope = rope_table(spec, positions)
+    pieces = _ffn_pieces(*tokens.shape, mesh) if remat == "full" else 1
 
     def layer_step(x: jax.Array, layer: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
         layer = sharding.gather_layer(layer, spec, mesh, x.dtype)
         q, k, v = project_qkv(layer, spec, x, rope)
         attended = attention_lib.attention(q, k, v, segment_ids, segment_ids, backend=attention, mesh=mesh)
-        x = sharding.constrain(finish(layer, spec, x, attended), mesh, "fsdp")
+        x = sharding.constrain(finish(layer, spec, x, attended, pieces), mesh, "fsdp")
         return x, (k, v) if return_kv else None
 
     if remat != "none":
