@@ -63,6 +63,7 @@ def topology_mesh(name: str, tensor: int = 1) -> Mesh:
     if problem is not None:
         raise RuntimeError(problem)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # or libtpu asks a metadata server that only cloud hosts have
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is used, so other processes are no conflict
     topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
     return sharding.make_mesh(topology.devices, tensor=tensor)
 
