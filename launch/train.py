@@ -40,6 +40,8 @@ def main(_) -> int:
     except (config_lib.ConfigError, WorkdirError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    for warning in config_lib.warnings(config):
+        print(f"warning: {warning}", file=sys.stderr)
     keep_freed_memory()
     use_every_core(min(config.pack.rows_per_micro, config.rollout.batch // 4))
     logging.getLogger("absl").setLevel(logging.WARNING)

@@ -25,13 +25,24 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "env.prompt": ("released", "compact"),
     "hindsight.source": ("none", "self_hindsight"),
     "hindsight.placement": ("after_task_line",),
-    "adv.kind": ("grpo",),
+    "rollout.group_filter": ("off", "mask", "dynamic"),
+    "adv.kind": ("grpo", "drgrpo", "rloo", "gigpo", "reinforce_pp", "zero"),
     "adv.stat": ("rows", "episodes"),
     "adv.normalize": ("std", "mean"),
     "adv.invalid": ("format", "inadmissible"),
     "adv.invalid_penalty": ("in_score", "after_norm"),
-    "distill.kind": ("none", "gap_nll"),
-    "distill.gate": ("sig_gap", "const", "none"),
+    "adv.shape": ("none", "add_gap", "mult_clip", "add_gate"),
+    "loss.kind": ("ppo_clip", "gspo", "gspo_token", "reinforce"),
+    "loss.aggregation": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"),
+    "loss.kl_type": ("k3", "k1", "k2"),
+    "distill.kind": ("none", "gap_nll", "score", "k2", "k3", "k3_is"),
+    "distill.gate": ("sig_gap", "const", "none", "hard", "centered", "outcome", "standardised"),
+    "distill.gap": ("current", "old"),
+    "distill.teacher": ("old", "current", "ema", "periodic", "frozen_init"),
+    "distill.rows": ("with_skill", "failed_only", "success_only"),
+    "distill.span": ("all", "action", "thought"),
+    "distill.denominator": ("masked", "all"),
+    "distill.schedule": ("const", "linear", "window", "handoff"),
     "eval.split": ("seen", "unseen"),
 }
 
@@ -48,6 +59,12 @@ _WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "rollout.max_prompt_tokens": 1,
     "rollout.batch": 1,
     "rollout.prompt_bucket": 1,
+    "rollout.max_rounds": 1,
+    "adv.overlong_buffer": 0,
+    "distill.refresh_every": 1,
+    "distill.schedule_start": 0,
+    "distill.schedule_stop": 0,
+    "distill.schedule_patience": 1,
     "hindsight.max_analysis_tokens": 1,
     "hindsight.max_skill_tokens": 1,
     "hindsight.min_words": 1,
@@ -65,33 +82,41 @@ _WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "checkpoint.every": 1,
     "checkpoint.keep": 1,
     "log.episodes_per_iteration": 0,
+    "log.grad_norms_every": 0,
     "log.diagnostics_episodes": 0,
 }
 
-# Real numbers: must be > 0, >= 0, or in [0, 1).
+# Real numbers: must be > 0, >= 0, in [0, 1), or in (0, 1].
 _POSITIVE = ("env.step_timeout_s", "rollout.temperature", "adv.eps", "optim.lr", "optim.eps", "optim.grad_clip")
 _NOT_NEGATIVE = (
     "adv.std_floor",
     "adv.penalty",
+    "adv.step_weight",
+    "adv.overlong_penalty",
+    "adv.shape_weight",
     "loss.rl_coef",
     "loss.clip_high",
+    "loss.importance_cap",
     "loss.kl_coef",
     "loss.entropy_coef",
     "distill.beta",
     "distill.coef",
+    "distill.clip",
+    "distill.schedule_end",
     "optim.weight_decay",
 )
-_FRACTIONS = ("loss.clip_low", "optim.b1", "optim.b2")
+_FRACTIONS = ("adv.shape_clip", "loss.clip_low", "optim.b1", "optim.b2")
+_SHARES = ("adv.gamma", "adv.anchor_similarity", "distill.ema_rate")
 _NAMES = ("method", "model.init", "env.name", "env.data", "env.size")
 _SWITCHES = ("rollout.require_think", "log.tensorboard")
-_OTHER = ("mesh.fsdp", "mesh.tensor", "loss.dual_clip", "eval.temperatures")
+_OTHER = ("mesh.fsdp", "mesh.tensor", "loss.dual_clip", "distill.threshold", "eval.temperatures")
 
 
 # Fields that exclude each other: (fields, whether their values clash, why and what to do).
 _COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
     (
         ("adv.kind", "rollout.group"),
-        lambda kind, group: kind == "grpo" and group < 2,
+        lambda kind, group: kind in ("grpo", "drgrpo", "rloo", "gigpo") and group < 2,
         "a reward is compared inside its group, so a group needs 2 episodes or more",
     ),
     (
@@ -100,19 +125,65 @@ _COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         "an iteration needs more tasks than there are; lower rollout.tasks or raise env.train_tasks",
     ),
     (
-        ("distill.kind", "hindsight.source"),
-        lambda kind, source: kind != "none" and source == "none",
-        "distillation needs skills; set hindsight.source = 'self_hindsight', or distill.kind = 'none'",
+        ("adv.kind", "adv.normalize"),
+        lambda kind, normalize: kind in ("drgrpo", "rloo") and normalize == "std",
+        "this estimator has no standard deviation; set adv.normalize = 'mean', or adv.kind = 'grpo'",
     ),
     (
-        ("hindsight.source", "distill.kind"),
-        lambda source, kind: source != "none" and kind == "none",
+        ("distill.kind", "adv.shape", "hindsight.source"),
+        lambda kind, shape, source: (kind != "none" or shape != "none") and source == "none",
+        "a teacher needs skills; set hindsight.source = 'self_hindsight', or distill.kind = 'none' and "
+        "adv.shape = 'none'",
+    ),
+    (
+        ("hindsight.source", "distill.kind", "adv.shape"),
+        lambda source, kind, shape: source != "none" and kind == "none" and shape == "none",
         "skills would be written and never used; set hindsight.source = 'none', or distill.kind = 'gap_nll'",
     ),
     (
-        ("loss.rl_coef", "distill.kind", "distill.coef"),
-        lambda rl_coef, kind, coef: rl_coef == 0 and (kind == "none" or coef == 0),
-        "nothing is left to learn from; raise one of the coefficients above 0 (distill.coef needs a distill.kind)",
+        ("loss.rl_coef", "adv.kind", "adv.shape", "distill.kind", "distill.coef"),
+        lambda rl_coef, kind, shape, distill, coef: (
+            (rl_coef == 0 or (kind == "zero" and shape in ("none", "mult_clip"))) and (distill == "none" or coef == 0)
+        ),
+        "nothing is left to learn from, so this can only be evaluated; to train, raise one of the coefficients above 0 "
+        "(loss.rl_coef needs an advantage, distill.coef a distill.kind)",
+    ),
+    (
+        ("loss.kind", "loss.aggregation"),
+        lambda kind, aggregation: kind in ("gspo", "gspo_token") and aggregation != "seq_mean_token_mean",
+        "a ratio of whole turns is averaged over turns; set loss.aggregation = 'seq_mean_token_mean'",
+    ),
+    (
+        ("loss.kind", "adv.shape"),
+        lambda kind, shape: kind == "gspo" and shape != "none",
+        "the teacher makes advantages that differ between tokens; set loss.kind = 'gspo_token'",
+    ),
+    (
+        ("loss.importance_cap", "old_logprobs"),
+        lambda cap, old: cap > 0 and old == "sampler",
+        "the weight compares trainer with sampler; set old_logprobs = 'recompute', or loss.importance_cap = 0.0",
+    ),
+    (
+        ("distill.gate", "adv.kind", "distill.kind"),
+        lambda gate, kind, distill: gate == "outcome" and kind == "zero" and distill != "none",
+        "the gate follows the sign of the advantage, which is always 0; choose another gate or advantage",
+    ),
+    (
+        ("distill.schedule", "distill.schedule_start", "distill.schedule_stop"),
+        lambda schedule, start, stop: (
+            schedule != "const" and (stop < start or (stop == start and schedule != "window"))
+        ),
+        "the schedule ends before it begins; raise distill.schedule_stop",
+    ),
+    (
+        ("distill.schedule", "distill.kind", "adv.shape"),
+        lambda schedule, kind, shape: schedule != "const" and kind == "none" and shape == "none",
+        "there is no teacher to be scheduled; set distill.schedule = 'const'",
+    ),
+    (
+        ("adv.overlong_buffer", "rollout.max_response_tokens"),
+        lambda buffer, response: buffer > response,
+        "a reply would cost reward before its first token; lower adv.overlong_buffer",
     ),
     (
         ("adv.normalize", "adv.std_floor"),
@@ -136,8 +207,11 @@ _COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
             "hindsight.max_skill_tokens",
             "rollout.max_response_tokens",
             "distill.kind",
+            "adv.shape",
         ),
-        lambda row, prompt, skill, response, kind: kind != "none" and row < prompt + skill + response,
+        lambda row, prompt, skill, response, kind, shape: (
+            (kind != "none" or shape != "none") and row < prompt + skill + response
+        ),
         "a teacher row must hold a whole turn and its skill; raise the first to the sum of the next three",
     ),
     (
@@ -155,7 +229,17 @@ class ConfigError(ValueError):
 def check(config: ConfigDict) -> None:
     """Raises ConfigError, with one line for each problem, if a value is impossible or two values exclude each other."""
     values = flatten(config)
-    known = [*_CHOICES, *_WHOLE_NUMBERS, *_POSITIVE, *_NOT_NEGATIVE, *_FRACTIONS, *_NAMES, *_SWITCHES, *_OTHER]
+    known = [
+        *_CHOICES,
+        *_WHOLE_NUMBERS,
+        *_POSITIVE,
+        *_NOT_NEGATIVE,
+        *_FRACTIONS,
+        *_SHARES,
+        *_NAMES,
+        *_SWITCHES,
+        *_OTHER,
+    ]
     missing = [field for field in known if field not in values]
     problems = [f"{field} is missing: start from configs/base.py, which has every field" for field in missing]
     problems += [unknown_field(known, field) for field in values if field not in known]
@@ -164,6 +248,22 @@ def check(config: ConfigDict) -> None:
         problems = [*impossible.values(), *_combination_problems(values, set(impossible))]
     if problems:
         raise ConfigError("the config cannot work:\n" + "\n".join(f"  - {problem}" for problem in problems))
+
+
+def warnings(config: ConfigDict) -> list[str]:
+    """What a config allows but hardly anyone wants, one line each."""
+    values = flatten(config)
+    found = []
+    if values["distill.kind"] == "gap_nll" and values["distill.gate"] in ("none", "const"):
+        found.append(
+            f"distill.kind = 'gap_nll', distill.gate = {values['distill.gate']!r}: the gradient does not depend on the "
+            "teacher; 'score' is a distillation without a gate"
+        )
+    if values["loss.kl_type"] == "k1" and values["loss.kl_coef"] > 0:
+        found.append(
+            "loss.kl_type = 'k1': as a loss it pulls nowhere on average; 'k2' has the gradient of the divergence"
+        )
+    return found
 
 
 def _single_problems(values: Mapping[str, Any]) -> dict[str, str]:
@@ -186,6 +286,8 @@ def _single_problems(values: Mapping[str, Any]) -> dict[str, str]:
         require(field, _is_number(values[field]) and values[field] >= 0, "must be a number, 0 or more")
     for field in _FRACTIONS:
         require(field, _is_number(values[field]) and 0 <= values[field] < 1, "must be 0 or more and less than 1")
+    for field in _SHARES:
+        require(field, _is_number(values[field]) and 0 < values[field] <= 1, "must be more than 0 and at most 1")
     for field in _NAMES:
         hint = " (a directory in Hugging Face format)" if field == "model.init" else ""
         require(field, isinstance(values[field], str) and values[field] != "", f"must be a non-empty text{hint}")
@@ -196,6 +298,7 @@ def _single_problems(values: Mapping[str, Any]) -> dict[str, str]:
         require(field, isinstance(value, int) and (value >= 1 or value == -1), "must be 1 or more, or -1 for the rest")
     dual_clip = values["loss.dual_clip"]
     require("loss.dual_clip", _is_number(dual_clip) and dual_clip > 1, "must be a number greater than 1")
+    require("distill.threshold", _is_number(values["distill.threshold"]), "must be a number")
     temperatures = values["eval.temperatures"]
     valid = isinstance(temperatures, list) and temperatures and all(_is_number(t) and t >= 0 for t in temperatures)
     require("eval.temperatures", bool(valid), "must be one or more numbers, 0 (greedy) or more, such as (0.0, 0.4)")

@@ -15,6 +15,7 @@ import numpy as np
 from seed_jax import tokenizer as tok
 from seed_jax.hindsight.prompts import insert_skill
 from seed_jax.models.spec import ModelSpec
+from seed_jax.spans import tag_span
 from seed_jax.train.packing import Sample, Shape
 from seed_jax.train.scoring import score
 from seed_jax.types import Episode
@@ -24,15 +25,7 @@ SOURCES = ("true", "self", "wrong")
 
 def command_span(tokenizer, response_ids: Sequence[int]) -> slice:
     """The response tokens between the action tags; empty if there is no action block."""
-    start = end = None
-    for i in range(len(response_ids)):
-        text = tok.decode(tokenizer, response_ids[: i + 1]).lower()
-        if start is None and "<action>" in text:
-            start = i + 1
-        if start is not None and "</action>" in text[text.index("<action>") :]:
-            end = i
-            break
-    return slice(start, end) if end is not None else slice(0, 0)
+    return tag_span(tokenizer, response_ids, "action")
 
 
 def skill_table(

@@ -86,6 +86,8 @@ def _arrive(episode: Episode, observation, current: dict, counts: Counter) -> No
         counts["env_errors"] += 1
         return
     episode.reward += observation.reward
+    if episode.turns:
+        episode.turns[-1].reward = observation.reward
     episode.won = observation.won
     if not observation.done:
         current[episode.index] = observation

@@ -49,6 +49,7 @@ class Turn:
     valid: bool
     admissible: bool
     result: str = ""
+    reward: float = 0.0  # of this step alone
 
 
 @dataclass

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from seed_jax import evaluate
+from seed_jax.objectives import schedules
 from seed_jax.runtime.logging import Progress
 from seed_jax.types import Episode
 
@@ -27,6 +28,8 @@ def rollout_metrics(episodes: Sequence[Episode], counts: Counter) -> dict:
         "rollout/prompt_truncated": counts["prompt_truncated"],
         "rollout/env_errors": counts["env_errors"],
     }
+    if counts["rounds"]:
+        metrics |= {"rollout/rounds": counts["rounds"], "rollout/groups_left_out": counts["groups_left_out"]}
     if counts["analyzed"]:
         metrics |= {
             "skill/parse_rate": counts["parsed"] / counts["analyzed"],
@@ -72,6 +75,18 @@ def eval_metrics(results: list[dict]) -> dict:
     }
     metrics |= {f"eval/family/{family}": rate for family, rate in first["family"].items()}
     return metrics | {f"eval/success_rate_t{r['temperature']:g}": r["success_rate"] for r in others}
+
+
+def note_gap(config, memory: dict, metrics: dict, update: int) -> None:
+    """Keeps in `memory` what the handoff schedule must know about the teacher gap of the updates so far."""
+    if config.distill.schedule == "handoff" and metrics["opd/token_fraction"] > 0:
+        memory["handoff"] = schedules.watch_gap(
+            memory.get("handoff", {}),
+            metrics["opd/gap_size"],
+            update,
+            start=config.distill.schedule_start,
+            patience=config.distill.schedule_patience,
+        )
 
 
 def report(progress: Progress, done: int, metrics: dict) -> None:
