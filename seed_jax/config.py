@@ -23,8 +23,11 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "model.remat": ("none", "dots", "full"),
     "env.engine": ("native", "textworld"),
     "env.prompt": ("released", "compact"),
-    "hindsight.source": ("none", "self_hindsight"),
-    "hindsight.placement": ("after_task_line",),
+    "hindsight.source": ("none", "self_hindsight", "external_hindsight", "static_library", "skill_bank"),
+    "hindsight.retrieval": ("task_type", "keyword", "keyword_full_prompt", "all"),
+    "hindsight.control": ("none", "wrong_skill", "placebo"),
+    "hindsight.placement": ("after_task_line", "user_prefix", "before_template", "system"),
+    "hindsight.at_eval": ("no", "yes", "both"),
     "adv.kind": ("grpo",),
     "adv.stat": ("rows", "episodes"),
     "adv.normalize": ("std", "mean"),
@@ -52,6 +55,7 @@ _WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "hindsight.max_skill_tokens": 1,
     "hindsight.min_words": 1,
     "hindsight.min_coverage_iterations": 0,
+    "hindsight.api_workers": 1,
     "optim.warmup_steps": 0,
     "pack.row_tokens": 1,
     "pack.teacher_row_tokens": 1,
@@ -69,7 +73,15 @@ _WHOLE_NUMBERS = {  # field -> smallest value that makes sense
 }
 
 # Real numbers: must be > 0, >= 0, or in [0, 1).
-_POSITIVE = ("env.step_timeout_s", "rollout.temperature", "adv.eps", "optim.lr", "optim.eps", "optim.grad_clip")
+_POSITIVE = (
+    "env.step_timeout_s",
+    "rollout.temperature",
+    "hindsight.api_timeout_s",
+    "adv.eps",
+    "optim.lr",
+    "optim.eps",
+    "optim.grad_clip",
+)
 _NOT_NEGATIVE = (
     "adv.std_floor",
     "adv.penalty",
@@ -84,7 +96,11 @@ _NOT_NEGATIVE = (
 _FRACTIONS = ("loss.clip_low", "optim.b1", "optim.b2")
 _NAMES = ("method", "model.init", "env.name", "env.data", "env.size")
 _SWITCHES = ("rollout.require_think", "log.tensorboard")
-_OTHER = ("mesh.fsdp", "mesh.tensor", "loss.dual_clip", "eval.temperatures")
+_TEXTS = ("hindsight.library", "hindsight.api_url", "hindsight.api_model")  # may be empty
+_OTHER = ("mesh.fsdp", "mesh.tensor", "loss.dual_clip", "eval.temperatures", "hindsight.at_rollout")
+
+_LIBRARIES = ("static_library", "skill_bank")
+_ANEW = "keyword_full_prompt"
 
 
 # Fields that exclude each other: (fields, whether their values clash, why and what to do).
@@ -105,9 +121,44 @@ _COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         "distillation needs skills; set hindsight.source = 'self_hindsight', or distill.kind = 'none'",
     ),
     (
-        ("hindsight.source", "distill.kind"),
-        lambda source, kind: source != "none" and kind == "none",
+        ("hindsight.source", "distill.kind", "hindsight.at_rollout", "hindsight.at_eval"),
+        lambda source, kind, share, panel: source != "none" and kind == "none" and share == 0 and panel == "no",
         "skills would be written and never used; set hindsight.source = 'none', or distill.kind = 'gap_nll'",
+    ),
+    (
+        ("hindsight.at_rollout", "hindsight.at_eval", "hindsight.source"),
+        lambda share, panel, source: (share > 0 or panel != "no") and source not in _LIBRARIES,
+        "only skills that exist before an episode can be read in it; set the first two to 0.0 and 'no', or "
+        "hindsight.source = 'static_library' or 'skill_bank'",
+    ),
+    (
+        ("hindsight.at_rollout", "distill.kind"),
+        lambda share, kind: share == 1 and kind != "none",
+        "the policy would read what its teacher reads, so there is nothing to distill; lower the share, or set "
+        "distill.kind = 'none'",
+    ),
+    (
+        ("hindsight.source", "hindsight.library"),
+        lambda source, library: source in _LIBRARIES and not library,
+        "name the folder (static_library) or the JSON file (skill_bank) in the second",
+    ),
+    (
+        ("hindsight.source", "hindsight.api_url", "hindsight.api_model"),
+        lambda source, url, model: source == "external_hindsight" and not (url and model),
+        "name the service and its model in the last two",
+    ),
+    (
+        ("hindsight.control", "hindsight.source"),
+        lambda control, source: control != "none" and source == "none",
+        "a control replaces skills and there are none; set hindsight.control = 'none', or a source",
+    ),
+    (
+        ("hindsight.control", "hindsight.source", "hindsight.retrieval"),
+        lambda control, source, retrieval: (
+            source in _LIBRARIES
+            and (control, retrieval) in (("wrong_skill", "all"), ("wrong_skill", _ANEW), ("placebo", _ANEW))
+        ),
+        "a control needs one skill an episode; set hindsight.retrieval = 'task_type' or 'keyword'",
     ),
     (
         ("loss.rl_coef", "distill.kind", "distill.coef"),
@@ -123,6 +174,17 @@ _COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         ("pack.row_tokens", "rollout.max_prompt_tokens", "rollout.max_response_tokens"),
         lambda row, prompt, response: row < prompt + response,
         "a row must hold a whole turn; raise the first to the sum of the others, or lower these",
+    ),
+    (
+        (
+            "pack.row_tokens",
+            "rollout.max_prompt_tokens",
+            "hindsight.max_skill_tokens",
+            "rollout.max_response_tokens",
+            "hindsight.at_rollout",
+        ),
+        lambda row, prompt, skill, response, share: share > 0 and prompt + response <= row < prompt + skill + response,
+        "a row must hold a turn and the skill it was played with; raise the first to the sum of the next three",
     ),
     (
         ("pack.scored_tokens_per_row", "rollout.max_response_tokens"),
@@ -155,7 +217,7 @@ class ConfigError(ValueError):
 def check(config: ConfigDict) -> None:
     """Raises ConfigError, with one line for each problem, if a value is impossible or two values exclude each other."""
     values = flatten(config)
-    known = [*_CHOICES, *_WHOLE_NUMBERS, *_POSITIVE, *_NOT_NEGATIVE, *_FRACTIONS, *_NAMES, *_SWITCHES, *_OTHER]
+    known = [*_CHOICES, *_WHOLE_NUMBERS, *_POSITIVE, *_NOT_NEGATIVE, *_FRACTIONS, *_NAMES, *_SWITCHES, *_TEXTS, *_OTHER]
     missing = [field for field in known if field not in values]
     problems = [f"{field} is missing: start from configs/base.py, which has every field" for field in missing]
     problems += [unknown_field(known, field) for field in values if field not in known]
@@ -194,6 +256,10 @@ def _single_problems(values: Mapping[str, Any]) -> dict[str, str]:
     for field in ("mesh.fsdp", "mesh.tensor"):
         value = values[field]
         require(field, isinstance(value, int) and (value >= 1 or value == -1), "must be 1 or more, or -1 for the rest")
+    for field in _TEXTS:
+        require(field, isinstance(values[field], str), "must be a text")
+    share = values["hindsight.at_rollout"]
+    require("hindsight.at_rollout", _is_number(share) and 0 <= share <= 1, "must be a share, from 0 to 1")
     dual_clip = values["loss.dual_clip"]
     require("loss.dual_clip", _is_number(dual_clip) and dual_clip > 1, "must be a number greater than 1")
     temperatures = values["eval.temperatures"]
