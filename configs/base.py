@@ -6,7 +6,11 @@ A field that names one of several choices lists them all; `seed_jax.config.check
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ml_collections import ConfigDict
+
+SKILLS = Path(__file__).resolve().parent / "skills"
 
 
 def get_config() -> ConfigDict:
@@ -80,12 +84,28 @@ def _rollout() -> ConfigDict:
 
 def _hindsight() -> ConfigDict:
     hindsight = ConfigDict()
-    hindsight.source = "self_hindsight"  # who writes skills: "none" | "self_hindsight" = the policy, after each episode
+    # "none" | "self_hindsight" = the policy writes one after each episode | "external_hindsight" = another model does
+    # | "static_library" = a folder of markdown files | "skill_bank" = a JSON file in the form of SkillRL
+    hindsight.source = "self_hindsight"  # where skills come from
+    hindsight.library = str(SKILLS / "alfworld")  # the folder or file of a static_library or skill_bank
+    # "task_type" = by the task's family | "keyword" = by words of its goal | "keyword_full_prompt" = by words of the
+    # whole prompt, anew every turn (as published baselines do; keywords then also meet in observations) | "all"
+    hindsight.retrieval = "task_type"  # which of a library's skills a task gets, once an episode
+    hindsight.control = "none"  # instead of each skill: "none" = itself | "wrong_skill" = another task's | "placebo"
     hindsight.max_analysis_tokens = 16384  # tokens of the prompt that shows an episode to the analyzer
-    hindsight.max_skill_tokens = 256  # tokens the analyzer may write, and that a skill may add to the teacher prompt
+    hindsight.max_skill_tokens = 256  # tokens the analyzer may write, and that a skill may add to a prompt
     hindsight.min_words = 3  # a skill of fewer words is dropped and counted
-    hindsight.placement = "after_task_line"  # where a skill stands in the teacher prompt: "after_task_line"
+    # "after_task_line" | "user_prefix" = first in the user message | "system" = as system message
+    # | "before_template" = before the whole chat
+    hindsight.placement = "after_task_line"  # where a skill stands in a prompt
+    hindsight.at_rollout = 0.0  # share of each group's training episodes that are played with a library's skill
+    hindsight.at_eval = "no"  # "no" | "yes" = the panel is played with a library's skills | "both" = without and with
     hindsight.min_coverage_iterations = 3  # stop with an error after so many iterations without any skill; 0 = never
+    # external_hindsight: a service with the OpenAI protocol. Its key is read from the variable SEED_JAX_API_KEY.
+    hindsight.api_url = ""  # base URL, such as "http://localhost:8000/v1"
+    hindsight.api_model = ""  # the model's name at that service
+    hindsight.api_timeout_s = 120.0  # seconds for one answer
+    hindsight.api_workers = 16  # requests in flight
     return hindsight
 
 

@@ -37,6 +37,7 @@ def get_config(variant: str = "seed") -> ConfigDict:
     config.rollout.max_prompt_tokens = 140
     config.hindsight.max_analysis_tokens = 288
     config.hindsight.max_skill_tokens = 40
+    config.hindsight.library = str(base.SKILLS / "alfworld_compact")  # in the small model's vocabulary
 
     # A weak policy needs the penalty outside the normalised score: inside it, format alone earns full-size advantages.
     config.adv.stat = "episodes"

@@ -23,8 +23,11 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "model.remat": ("none", "dots", "full"),
     "env.engine": ("native", "textworld"),
     "env.prompt": ("released", "compact"),
-    "hindsight.source": ("none", "self_hindsight"),
-    "hindsight.placement": ("after_task_line",),
+    "hindsight.source": ("none", "self_hindsight", "external_hindsight", "static_library", "skill_bank"),
+    "hindsight.retrieval": ("task_type", "keyword", "keyword_full_prompt", "all"),
+    "hindsight.control": ("none", "wrong_skill", "placebo"),
+    "hindsight.placement": ("after_task_line", "user_prefix", "before_template", "system"),
+    "hindsight.at_eval": ("no", "yes", "both"),
     "rollout.group_filter": ("off", "mask", "dynamic"),
     "adv.kind": ("grpo", "drgrpo", "rloo", "gigpo", "reinforce_pp", "zero"),
     "adv.stat": ("rows", "episodes"),
@@ -69,6 +72,7 @@ _WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "hindsight.max_skill_tokens": 1,
     "hindsight.min_words": 1,
     "hindsight.min_coverage_iterations": 0,
+    "hindsight.api_workers": 1,
     "optim.warmup_steps": 0,
     "pack.row_tokens": 1,
     "pack.teacher_row_tokens": 1,
@@ -87,7 +91,15 @@ _WHOLE_NUMBERS = {  # field -> smallest value that makes sense
 }
 
 # Real numbers: must be > 0, >= 0, in [0, 1), or in (0, 1].
-_POSITIVE = ("env.step_timeout_s", "rollout.temperature", "adv.eps", "optim.lr", "optim.eps", "optim.grad_clip")
+_POSITIVE = (
+    "env.step_timeout_s",
+    "rollout.temperature",
+    "hindsight.api_timeout_s",
+    "adv.eps",
+    "optim.lr",
+    "optim.eps",
+    "optim.grad_clip",
+)
 _NOT_NEGATIVE = (
     "adv.std_floor",
     "adv.penalty",
@@ -109,7 +121,18 @@ _FRACTIONS = ("adv.shape_clip", "loss.clip_low", "optim.b1", "optim.b2")
 _SHARES = ("adv.gamma", "adv.anchor_similarity", "distill.ema_rate")
 _NAMES = ("method", "model.init", "env.name", "env.data", "env.size")
 _SWITCHES = ("rollout.require_think", "log.tensorboard")
-_OTHER = ("mesh.fsdp", "mesh.tensor", "loss.dual_clip", "distill.threshold", "eval.temperatures")
+_TEXTS = ("hindsight.library", "hindsight.api_url", "hindsight.api_model")  # may be empty
+_OTHER = (
+    "mesh.fsdp",
+    "mesh.tensor",
+    "loss.dual_clip",
+    "distill.threshold",
+    "eval.temperatures",
+    "hindsight.at_rollout",
+)
+
+_LIBRARIES = ("static_library", "skill_bank")
+_ANEW = "keyword_full_prompt"
 
 
 # Fields that exclude each other: (fields, whether their values clash, why and what to do).
@@ -134,11 +157,6 @@ _COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         lambda kind, shape, source: (kind != "none" or shape != "none") and source == "none",
         "a teacher needs skills; set hindsight.source = 'self_hindsight', or distill.kind = 'none' and "
         "adv.shape = 'none'",
-    ),
-    (
-        ("hindsight.source", "distill.kind", "adv.shape"),
-        lambda source, kind, shape: source != "none" and kind == "none" and shape == "none",
-        "skills would be written and never used; set hindsight.source = 'none', or distill.kind = 'gap_nll'",
     ),
     (
         ("loss.rl_coef", "adv.kind", "adv.shape", "distill.kind", "distill.coef"),
@@ -186,6 +204,48 @@ _COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         "a reply would cost reward before its first token; lower adv.overlong_buffer",
     ),
     (
+        ("hindsight.source", "distill.kind", "adv.shape", "hindsight.at_rollout", "hindsight.at_eval"),
+        lambda source, kind, shape, share, panel: (
+            source != "none" and kind == "none" and shape == "none" and share == 0 and panel == "no"
+        ),
+        "skills would be written and never used; set hindsight.source = 'none', or distill.kind = 'gap_nll'",
+    ),
+    (
+        ("hindsight.at_rollout", "hindsight.at_eval", "hindsight.source"),
+        lambda share, panel, source: (share > 0 or panel != "no") and source not in _LIBRARIES,
+        "only skills that exist before an episode can be read in it; set the first two to 0.0 and 'no', or "
+        "hindsight.source = 'static_library' or 'skill_bank'",
+    ),
+    (
+        ("hindsight.at_rollout", "distill.kind", "adv.shape"),
+        lambda share, kind, shape: share == 1 and (kind != "none" or shape != "none"),
+        "the policy would read what its teacher reads, so there is nothing to distill; lower the share, or set "
+        "distill.kind = 'none' and adv.shape = 'none'",
+    ),
+    (
+        ("hindsight.source", "hindsight.library"),
+        lambda source, library: source in _LIBRARIES and not library,
+        "name the folder (static_library) or the JSON file (skill_bank) in the second",
+    ),
+    (
+        ("hindsight.source", "hindsight.api_url", "hindsight.api_model"),
+        lambda source, url, model: source == "external_hindsight" and not (url and model),
+        "name the service and its model in the last two",
+    ),
+    (
+        ("hindsight.control", "hindsight.source"),
+        lambda control, source: control != "none" and source == "none",
+        "a control replaces skills and there are none; set hindsight.control = 'none', or a source",
+    ),
+    (
+        ("hindsight.control", "hindsight.source", "hindsight.retrieval"),
+        lambda control, source, retrieval: (
+            source in _LIBRARIES
+            and (control, retrieval) in (("wrong_skill", "all"), ("wrong_skill", _ANEW), ("placebo", _ANEW))
+        ),
+        "a control needs one skill an episode; set hindsight.retrieval = 'task_type' or 'keyword'",
+    ),
+    (
         ("adv.normalize", "adv.std_floor"),
         lambda normalize, floor: normalize == "mean" and floor > 0,
         "without a standard deviation its floor does nothing; set adv.std_floor = 0.0, or adv.normalize = 'std'",
@@ -194,6 +254,17 @@ _COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         ("pack.row_tokens", "rollout.max_prompt_tokens", "rollout.max_response_tokens"),
         lambda row, prompt, response: row < prompt + response,
         "a row must hold a whole turn; raise the first to the sum of the others, or lower these",
+    ),
+    (
+        (
+            "pack.row_tokens",
+            "rollout.max_prompt_tokens",
+            "hindsight.max_skill_tokens",
+            "rollout.max_response_tokens",
+            "hindsight.at_rollout",
+        ),
+        lambda row, prompt, skill, response, share: share > 0 and prompt + response <= row < prompt + skill + response,
+        "a row must hold a turn and the skill it was played with; raise the first to the sum of the next three",
     ),
     (
         ("pack.scored_tokens_per_row", "rollout.max_response_tokens"),
@@ -238,6 +309,7 @@ def check(config: ConfigDict) -> None:
         *_SHARES,
         *_NAMES,
         *_SWITCHES,
+        *_TEXTS,
         *_OTHER,
     ]
     missing = [field for field in known if field not in values]
@@ -296,6 +368,10 @@ def _single_problems(values: Mapping[str, Any]) -> dict[str, str]:
     for field in ("mesh.fsdp", "mesh.tensor"):
         value = values[field]
         require(field, isinstance(value, int) and (value >= 1 or value == -1), "must be 1 or more, or -1 for the rest")
+    for field in _TEXTS:
+        require(field, isinstance(values[field], str), "must be a text")
+    share = values["hindsight.at_rollout"]
+    require("hindsight.at_rollout", _is_number(share) and 0 <= share <= 1, "must be a share, from 0 to 1")
     dual_clip = values["loss.dual_clip"]
     require("loss.dual_clip", _is_number(dual_clip) and dual_clip > 1, "must be a number greater than 1")
     require("distill.threshold", _is_number(values["distill.threshold"]), "must be a number")

@@ -42,12 +42,24 @@ def load_tokenizer(directory: str | Path):
     return tokenizer
 
 
-def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Each prompt as one user message with the generation prompt -> token ids."""
+def encode_prompts(
+    tokenizer, prompts: Sequence[str], systems: Sequence[str] | None = None, before: Sequence[str] | None = None
+) -> list[list[int]]:
+    """Each prompt as one user message with the generation prompt -> token ids.
+
+    systems: a system message for each prompt, "" for none; before: text that precedes the whole rendered chat.
+    """
     if not prompts:
         return []
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    if systems is not None:
+        chats = [
+            [{"role": "system", "content": system}, *chat] if system else chat
+            for system, chat in zip(systems, chats, strict=True)
+        ]
     rendered = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+    if before is not None:
+        rendered = [first + chat for first, chat in zip(before, rendered, strict=True)]
     return tokenizer(rendered, add_special_tokens=False)["input_ids"]
 
 

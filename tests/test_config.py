@@ -15,6 +15,7 @@ from configs import base
 from seed_jax import config as config_lib
 
 ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = {"hindsight__source": "static_library"}
 
 
 def make_config(**overrides: object) -> ConfigDict:
@@ -76,6 +77,15 @@ def test_every_field_has_a_comment():
         ("rollout__max_response_tokens", 0),
         ("rollout__require_think", "yes"),
         ("hindsight__source", "oracle"),
+        ("hindsight__retrieval", "embedding"),
+        ("hindsight__control", "shuffled"),
+        ("hindsight__placement", "footer"),
+        ("hindsight__at_rollout", 1.5),
+        ("hindsight__at_rollout", "half"),
+        ("hindsight__at_eval", True),
+        ("hindsight__library", None),
+        ("hindsight__api_timeout_s", 0.0),
+        ("hindsight__api_workers", 0),
         ("hindsight__min_coverage_iterations", -1),
         ("adv__kind", "ppo"),
         ("adv__eps", 0.0),
@@ -110,6 +120,27 @@ def test_impossible_value_names_field_and_value(field, value):
         ({"env__train_tasks": 8}, ["env.train_tasks = 8", "rollout.tasks = 16"]),
         ({"hindsight__source": "none"}, ["distill.kind", "hindsight.source", "distill.kind = 'none'"]),
         ({"distill__kind": "none"}, ["hindsight.source", "distill.kind"]),
+        ({"hindsight__at_rollout": 0.5}, ["hindsight.at_rollout = 0.5", "hindsight.source = 'self_hindsight'"]),
+        ({"hindsight__at_eval": "both"}, ["hindsight.at_eval = 'both'", "hindsight.source = 'self_hindsight'"]),
+        ({**LIBRARY, "hindsight__at_rollout": 1.0}, ["hindsight.at_rollout = 1.0", "distill.kind = 'gap_nll'"]),
+        ({**LIBRARY, "hindsight__library": ""}, ["hindsight.source = 'static_library'", "hindsight.library = ''"]),
+        ({"hindsight__source": "external_hindsight"}, ["hindsight.api_url = ''", "hindsight.api_model = ''"]),
+        (
+            {"hindsight__source": "none", "distill__kind": "none", "hindsight__control": "placebo"},
+            ["hindsight.control = 'placebo'", "hindsight.source = 'none'"],
+        ),
+        (
+            {**LIBRARY, "hindsight__control": "wrong_skill", "hindsight__retrieval": "all"},
+            ["hindsight.control = 'wrong_skill'", "hindsight.retrieval = 'all'"],
+        ),
+        (
+            {**LIBRARY, "hindsight__control": "placebo", "hindsight__retrieval": "keyword_full_prompt"},
+            ["hindsight.control = 'placebo'", "hindsight.retrieval = 'keyword_full_prompt'"],
+        ),
+        (
+            {**LIBRARY, "hindsight__at_rollout": 0.5, "pack__row_tokens": 2815},
+            ["pack.row_tokens = 2815", "hindsight.max_skill_tokens = 256", "hindsight.at_rollout = 0.5"],
+        ),
         ({"loss__rl_coef": 0.0, "distill__coef": 0.0}, ["loss.rl_coef", "distill.coef"]),
         ({"adv__normalize": "mean", "adv__std_floor": 1.0}, ["adv.normalize", "adv.std_floor"]),
         (
@@ -135,6 +166,11 @@ def test_impossible_combination_names_all_fields(overrides, fields):
         {"loss__rl_coef": 1},
         {"pack__row_tokens": 2560},
         {"pack__teacher_row_tokens": 2816},
+        LIBRARY,
+        {**LIBRARY, "hindsight__at_rollout": 0.5, "pack__row_tokens": 2816},
+        {**LIBRARY, "hindsight__at_rollout": 1.0, "hindsight__at_eval": "both", "distill__kind": "none"},
+        {**LIBRARY, "hindsight__control": "placebo", "hindsight__retrieval": "all"},
+        {"hindsight__control": "wrong_skill", "hindsight__retrieval": "all"},
     ],
 )
 def test_possible_combinations_pass(overrides):

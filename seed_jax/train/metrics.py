@@ -34,7 +34,6 @@ def rollout_metrics(episodes: Sequence[Episode], counts: Counter) -> dict:
         metrics |= {
             "skill/parse_rate": counts["parsed"] / counts["analyzed"],
             "skill/elided": counts["elided"],
-            "skill/teacher_overflow": counts["teacher_overflow"],
             **{f"skill/{name}": n for name, n in counts.items() if name.startswith("rejected/")},
         }
     return metrics
@@ -53,6 +52,7 @@ def episode_record(episode: Episode) -> dict:
         "error": episode.error,
         "skill": episode.skill.text if episode.skill else None,
         "skill_error": episode.skill_error,
+        "given_skill": episode.given.text if episode.given else None,
         "turns": [
             {
                 "observation": turn.observation,
@@ -67,14 +67,22 @@ def episode_record(episode: Episode) -> dict:
 
 
 def eval_metrics(results: list[dict]) -> dict:
-    """The first temperature of the config is the headline; the others carry their value in the name."""
+    """The first temperature of the config is the headline; the others carry their conditions in the name."""
     first, *others = results
     metrics = {
         f"eval/{name}": first[name]
         for name in ("success_rate", "standard_error", "macro_success_rate", "admissible_rate")
     }
     metrics |= {f"eval/family/{family}": rate for family, rate in first["family"].items()}
-    return metrics | {f"eval/success_rate_t{r['temperature']:g}": r["success_rate"] for r in others}
+    return metrics | {
+        f"eval/success_rate_t{r['temperature']:g}{'_with_skills' if r['with_skills'] else ''}": r["success_rate"]
+        for r in others
+    }
+
+
+def conditions(result: dict) -> str:
+    """Under what an evaluation was played, in short."""
+    return f"T={result['temperature']:g}{' with skills' if result.get('with_skills') else ''}"
 
 
 def note_gap(config, memory: dict, metrics: dict, update: int) -> None:
