@@ -70,6 +70,51 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec("fsdp"))
 
 
+def constrain(x: jax.Array, mesh: Mesh | None, *axes: str | None) -> jax.Array:
+    """`x` with dimension i split over mesh axis `axes[i]` (None or not given: whole), inside jit.
+
+    A dimension that its axis does not divide stays whole. Without a mesh, or with one device, `x` itself.
+    """
+    if mesh is None or mesh.size == 1:
+        return x
+    split = (
+        axis if axis is not None and size % mesh.shape[axis] == 0 else None
+        for size, axis in zip(x.shape, axes, strict=False)
+    )
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*split)))
+
+
+def gather_layer(layer: dict[str, jax.Array], spec: ModelSpec, mesh: Mesh | None, dtype: Any) -> dict[str, jax.Array]:
+    """The weights of one layer (no L axis), ready for its products: whole over "fsdp", still split over "tensor".
+
+    Matrices are cast to `dtype` first, which halves what is sent. The gradient takes the way back: summed over "fsdp"
+    and split in one step (reduce-scatter). Without a mesh, or with one device, `layer` itself.
+    """
+    if mesh is None or mesh.size == 1:
+        return layer
+    gathered = {}
+    for name, weight in spec_lib.weights(spec)["layers"].items():
+        split = partition_spec(weight, mesh, "train")[1:]
+        whole = tuple(None if axis == "fsdp" else axis for axis in split)
+        value = layer[name].astype(dtype) if weight.transpose else layer[name]
+        gathered[name] = _gather(
+            value, NamedSharding(mesh, PartitionSpec(*whole)), NamedSharding(mesh, PartitionSpec(*split))
+        )
+    return gathered
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gather(x: jax.Array, whole: NamedSharding, split: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(x, whole)
+
+
+# The transpose of a sharding constraint is the same constraint: without this rule the gradient would be summed whole.
+_gather.defvjp(
+    lambda x, whole, split: (jax.lax.with_sharding_constraint(x, whole), None),
+    lambda whole, split, _, gradient: (jax.lax.with_sharding_constraint(gradient, split),),
+)
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """The same value on every device of the mesh."""
     return NamedSharding(mesh, PartitionSpec())

@@ -9,7 +9,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from seed_jax import sharding
-from seed_jax.models.logprobs import token_logprobs
+from seed_jax.models import attention as attention_lib
+from seed_jax.models import transformer
+from seed_jax.models.logprobs import score_tokens, token_logprobs
 from seed_jax.models.spec import ModelSpec, init_params
 
 SPEC = ModelSpec(vocab_size=91, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=48)
@@ -54,6 +56,84 @@ def test_eight_devices_equal_one(params, rows, layout, fsdp, tensor):
     assert_close(gradient, expected_gradient)
 
 
+@functools.partial(jax.jit, static_argnums=2, static_argnames=("remat", "attention", "dtype"))
+def placed_step(params, rows, mesh, **options):
+    """(gradient, (hidden states at tokens, log-probs, entropies)) with the mesh given to the model."""
+    tokens, segments, _ = rows
+    targets = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+
+    def loss(params):
+        scores = score_tokens(
+            params,
+            SPEC,
+            *rows,
+            targets,
+            chunk=64,
+            with_entropy=True,
+            mesh=mesh,
+            split_vocab=mesh is not None,
+            **options,
+        )
+        hidden = transformer.hidden_states(params, SPEC, *rows, mesh=mesh, **options)
+        hidden = jnp.where((segments != 0)[..., None], hidden, 0)
+        total = jnp.mean(scores.logp) + 0.1 * jnp.mean(scores.entropy) + 1e-3 * jnp.mean(hidden**3)
+        return total, (hidden, scores.logp, scores.entropy)
+
+    return jax.grad(loss, has_aux=True)(params)
+
+
+@pytest.mark.parametrize(("fsdp", "tensor", "remat"), [(8, 1, "full"), (4, 2, "none"), (2, 4, "dots"), (4, 2, "full")])
+def test_the_model_on_a_mesh_equals_one_device(params, rows, fsdp, tensor, remat):
+    """Weights gathered layer by layer, vocabulary split over all devices."""
+    expected = placed_step(params, rows, None)
+    mesh = sharding.make_mesh(fsdp=fsdp, tensor=tensor)
+    got = placed_step(
+        sharding.reshard(params, SPEC, mesh, "train"), jax.device_put(rows, sharding.batch_sharding(mesh)), mesh,
+        remat=remat,
+    )  # fmt: skip
+    assert_close(got, expected)
+
+
+def test_splash_on_a_mesh_equals_one_device(params, monkeypatch):
+    monkeypatch.setattr(attention_lib, "SPLASH_BLOCK", 128)
+    tokens = np.random.default_rng(1).integers(0, SPEC.vocab_size, (4, 256)).astype(np.int32)
+    segments = np.repeat([1, 2, 0], [150, 96, 10])[None].repeat(4, 0).astype(np.int32)
+    positions = np.concatenate([np.arange(150), np.arange(96), np.zeros(10)])[None].repeat(4, 0).astype(np.int32)
+    rows = tokens, segments, positions
+    mesh = sharding.make_mesh(fsdp=4, tensor=2)
+    placed = sharding.reshard(params, SPEC, mesh, "train")
+    got = placed_step(placed, rows, mesh, attention="splash", remat="full")
+    assert_close(got, placed_step(params, rows, None))
+
+
+def test_bfloat16_on_a_mesh_keeps_float32_gradients(params, rows):
+    mesh = sharding.make_mesh(fsdp=4, tensor=2)
+    placed = sharding.reshard(params, SPEC, mesh, "train")
+    gradient, (hidden, logp, _) = placed_step(placed, rows, mesh, remat="full", dtype=jnp.bfloat16)
+    _, (_, expected, _) = placed_step(params, rows, None, dtype=jnp.bfloat16)
+    assert hidden.dtype == jnp.bfloat16 and logp.dtype == jnp.float32
+    # Two roundings of bfloat16 apart: sums over devices are taken in another order.
+    assert np.abs(logp - expected).max() < 0.05
+    for leaf, place in zip(jax.tree.leaves(gradient), jax.tree.leaves(placed), strict=True):
+        assert leaf.dtype == jnp.float32 and leaf.sharding.is_equivalent_to(place.sharding, leaf.ndim)
+
+
+def test_layer_gradients_come_back_split(params):
+    """A gathered weight is whole inside the layer and its gradient leaves reduce-scattered, like the parameter."""
+    mesh = sharding.make_mesh(fsdp=8)
+    layer = jax.tree.map(lambda leaf: leaf[0], sharding.reshard(params, SPEC, mesh, "train")["layers"])
+    x = jax.device_put(np.random.default_rng(2).normal(size=(8, 32)).astype(np.float32), sharding.batch_sharding(mesh))
+
+    def loss(layer, x):
+        weights = sharding.gather_layer(layer, SPEC, mesh, jnp.float32)
+        return jnp.sum(jnp.tanh(x @ weights["gate"]) ** 2)
+
+    gradient = jax.jit(jax.grad(loss))(layer, x)
+    expected = jax.grad(lambda gate: jnp.sum(jnp.tanh(x @ gate) ** 2))(np.asarray(layer["gate"]))
+    np.testing.assert_allclose(gradient["gate"], expected, atol=1e-5)
+    assert gradient["gate"].addressable_shards[0].data.shape == (4, 48)
+
+
 def test_layouts_and_fall_back_to_replication():
     mesh = sharding.make_mesh(fsdp=2, tensor=4)
     train = jax.tree.map(lambda s: s.spec, sharding.param_shardings(SPEC, mesh, "train"))
@@ -77,6 +157,19 @@ def test_reshard_moves_and_casts(params):
     for leaf, original in zip(jax.tree.leaves(decode), jax.tree.leaves(params), strict=True):
         assert leaf.dtype == jnp.bfloat16
         np.testing.assert_array_equal(leaf, original.astype(jnp.bfloat16))
+
+
+def test_reshard_is_one_jitted_call(params):
+    """The same request again compiles nothing, and no value passes through the host."""
+    mesh = sharding.make_mesh(fsdp=4, tensor=2)
+    train = sharding.reshard(params, SPEC, mesh, "train")
+    sharding.reshard(train, SPEC, mesh, "decode", jnp.bfloat16)
+    program = sharding._reshard_program(SPEC, mesh, "decode", jnp.bfloat16)
+    compiled = program._cache_size()
+    with jax.transfer_guard("disallow"):
+        sharding.reshard(train, SPEC, mesh, "decode", jnp.bfloat16)
+    assert program is sharding._reshard_program(SPEC, mesh, "decode", jnp.bfloat16)
+    assert program._cache_size() == compiled == 1
 
 
 def test_one_device(params):

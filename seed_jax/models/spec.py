@@ -18,13 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seed_jax.models import rope
+
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
 # A config.json may leave out what equals the class default of `transformers`; these are those defaults.
 _DEFAULT_HEAD_DIM = {"qwen2": None, "qwen3": 128, "llama": None}
 _DEFAULT_MAX_POSITION = {"qwen2": 32768, "qwen3": 32768, "llama": 2048}
-_DEFAULT_ROPE_THETA = 10_000.0
 _EMBED_STD = 0.02
 
 
@@ -39,6 +40,7 @@ class ModelSpec:
     qkv_bias: bias on the query, key and value projections (Qwen2)
     qk_norm: RMSNorm over each query and key head before the rotation (Qwen3)
     max_position: largest context the weights were trained for, in tokens; written to config.json, never enforced here
+    rope_scaling: stretching of the rotary embedding to longer contexts; None for none
     """
 
     vocab_size: int
@@ -55,6 +57,7 @@ class ModelSpec:
     qk_norm: bool = False
     model_type: str = "qwen2"
     max_position: int = 32768
+    rope_scaling: rope.RopeScaling | None = None
 
     def __post_init__(self) -> None:
         if self.model_type not in MODEL_TYPES:
@@ -104,7 +107,7 @@ class ModelSpec:
         """The spec that a parsed Hugging Face config.json describes.
 
         Raises ValueError naming the field for everything this model does not compute: an unknown model_type, mixture
-        of experts, a sliding window in use, rope scaling, an activation other than SiLU, unusual biases.
+        of experts, a sliding window in use, an unusual rope scaling, an activation other than SiLU, unusual biases.
         """
         model_type = config.get("model_type")
         if model_type not in MODEL_TYPES:
@@ -115,6 +118,8 @@ class ModelSpec:
         heads = _required(config, "num_attention_heads")
         d_model = _required(config, "hidden_size")
         kv_heads = config.get("num_key_value_heads") or heads
+        max_position = int(config.get("max_position_embeddings", _DEFAULT_MAX_POSITION[model_type]))
+        rope_theta, rope_scaling = rope.from_config(config, max_position)
         return cls(
             vocab_size=_required(config, "vocab_size"),
             d_model=d_model,
@@ -123,17 +128,18 @@ class ModelSpec:
             num_kv_heads=kv_heads,
             head_dim=config.get("head_dim") or _DEFAULT_HEAD_DIM[model_type] or d_model // heads,
             d_ff=_required(config, "intermediate_size"),
-            rope_theta=_rope_theta(config),
+            rope_theta=rope_theta,
             rms_eps=float(config.get("rms_norm_eps", 1e-6)),
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=model_type == "qwen2",
             qk_norm=model_type == "qwen3",
             model_type=model_type,
-            max_position=int(config.get("max_position_embeddings", _DEFAULT_MAX_POSITION[model_type])),
+            max_position=max_position,
+            rope_scaling=rope_scaling,
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """The config.json of this model; both spellings of the rope base, so old and new `transformers` agree."""
+        """The config.json of this model."""
         config = {
             "architectures": [ARCHITECTURES[self.model_type]],
             "model_type": self.model_type,
@@ -148,8 +154,7 @@ class ModelSpec:
             "initializer_range": _EMBED_STD,
             "rms_norm_eps": self.rms_eps,
             "tie_word_embeddings": self.tie_embeddings,
-            "rope_theta": self.rope_theta,
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            **rope.to_config(self.rope_theta, self.rope_scaling),
             "attention_dropout": 0.0,
             "use_cache": True,
         }
@@ -192,18 +197,6 @@ def _refuse_unsupported(config: Mapping[str, Any], model_type: str) -> None:
         raise ValueError(f"config field pretraining_tp={config['pretraining_tp']} is not supported; only 1 is")
     if config.get("quantization_config"):
         raise ValueError("config field quantization_config is not supported; load an unquantized checkpoint")
-
-
-def _rope_theta(config: Mapping[str, Any]) -> float:
-    """Rope base from `rope_parameters` (transformers 5) or `rope_theta` / `rope_scaling` (before)."""
-    theta = config.get("rope_theta")
-    for field in ("rope_parameters", "rope_scaling"):
-        parameters = config.get(field) or {}
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
-        if kind != "default" or parameters.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ValueError(f"config field {field}={parameters} is not supported; only rope_type 'default' is")
-        theta = parameters.get("rope_theta", theta)
-    return _DEFAULT_ROPE_THETA if theta is None else float(theta)
 
 
 class Weight(NamedTuple):

@@ -14,8 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from seed_jax import sharding
 from seed_jax.models import attention as attention_lib
+from seed_jax.models import rope as rope_lib
 from seed_jax.models.spec import ModelSpec
 
 Rope = tuple[jax.Array, jax.Array]
@@ -34,11 +37,18 @@ REMAT_POLICIES = {
 }
 
 
-def embed(params: dict[str, Any], spec: ModelSpec, tokens: jax.Array, dtype: Any = None) -> jax.Array:
-    """Token ids [...] -> embeddings [..., D] in `dtype` (default: the table's)."""
+def embed(
+    params: dict[str, Any], spec: ModelSpec, tokens: jax.Array, dtype: Any = None, mesh: Mesh | None = None
+) -> jax.Array:
+    """Token ids [...] -> embeddings [..., D] in `dtype` (default: the table's).
+
+    mesh: ids are [B, T]; each device reads its slice of D for the tokens of all rows, then the rows go to their
+        devices. Left alone, the partitioner gathers the whole table.
+    """
     del spec  # same signature as the other stages
-    vectors = jnp.take(params["embed"], tokens, axis=0)
-    return vectors if dtype is None else vectors.astype(dtype)
+    vectors = jnp.take(params["embed"], sharding.constrain(tokens, mesh), axis=0)
+    vectors = vectors if dtype is None else vectors.astype(dtype)
+    return sharding.constrain(sharding.constrain(vectors, mesh, None, None, "fsdp"), mesh, "fsdp")
 
 
 def rope_table(spec: ModelSpec, positions: jax.Array) -> Rope:
@@ -46,9 +56,12 @@ def rope_table(spec: ModelSpec, positions: jax.Array) -> Rope:
 
     Both are float32.
     """
-    exponents = jnp.arange(0, spec.head_dim, 2, dtype=jnp.float32) / spec.head_dim
-    angles = positions[..., None].astype(jnp.float32) * spec.rope_theta**-exponents
-    return jnp.cos(angles), jnp.sin(angles)
+    frequencies = rope_lib.inverse_frequencies(spec.head_dim, spec.rope_theta, spec.rope_scaling)
+    angles = positions[..., None].astype(jnp.float32) * frequencies
+    magnitude = rope_lib.magnitude(spec.rope_scaling)
+    if magnitude == 1.0:
+        return jnp.cos(angles), jnp.sin(angles)
+    return magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)
 
 
 def rotate(x: jax.Array, rope: Rope) -> jax.Array:
@@ -110,9 +123,18 @@ def final_norm(params: dict[str, Any], spec: ModelSpec, x: jax.Array) -> jax.Arr
     return rms_norm(x, params["final_norm"], spec.rms_eps)
 
 
+def output_table(params: dict[str, Any], spec: ModelSpec) -> jax.Array:
+    """The output projection [V, D]."""
+    return params["embed"] if spec.tie_embeddings else params["lm_head"]
+
+
 def unembed(params: dict[str, Any], spec: ModelSpec, h: jax.Array) -> jax.Array:
     """Final hidden states [..., D] -> float32 logits [..., V]."""
-    table = params["embed"] if spec.tie_embeddings else params["lm_head"]
+    return project_vocab(output_table(params, spec), h)
+
+
+def project_vocab(table: jax.Array, h: jax.Array) -> jax.Array:
+    """Hidden states [..., D] times rows of the output projection [V, D] -> float32 logits [..., V]."""
     return jnp.einsum("...d,vd->...v", h, table.astype(h.dtype), preferred_element_type=jnp.float32)
 
 
@@ -126,6 +148,7 @@ def hidden_states(
     dtype: Any = None,
     remat: str = "none",
     attention: str = "dense",
+    mesh: Mesh | None = None,
     return_kv: bool = False,
 ) -> jax.Array | tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Run the layers over packed rows; the result is after the final norm.
@@ -135,6 +158,8 @@ def hidden_states(
     dtype: compute dtype, default that of the parameters
     remat: "none" | "dots" | "full", what the backward pass recomputes
     attention: backend, see attention.BACKENDS
+    mesh: says how the work is split: rows over "fsdp", heads and ffn over "tensor", and each layer's weights gathered
+        when the layer runs. Splash and cudnn need it on more than one device. None leaves all to the partitioner.
     return_kv: also return the rotated keys and the values of every layer, each [L, B, T, K, hd] (prefill)
     returns [B, T, D], or ([B, T, D], (keys, values)); finite but meaningless at padding
     """
@@ -143,14 +168,16 @@ def hidden_states(
     rope = rope_table(spec, positions)
 
     def layer_step(x: jax.Array, layer: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
+        layer = sharding.gather_layer(layer, spec, mesh, x.dtype)
         q, k, v = project_qkv(layer, spec, x, rope)
-        attended = attention_lib.attention(q, k, v, segment_ids, segment_ids, backend=attention)
-        return finish(layer, spec, x, attended), (k, v) if return_kv else None
+        attended = attention_lib.attention(q, k, v, segment_ids, segment_ids, backend=attention, mesh=mesh)
+        x = sharding.constrain(finish(layer, spec, x, attended), mesh, "fsdp")
+        return x, (k, v) if return_kv else None
 
     if remat != "none":
         # Inside a scan the compiler cannot merge the recomputation with the original, so no barrier is needed.
         layer_step = jax.checkpoint(layer_step, policy=REMAT_POLICIES[remat], prevent_cse=False)
     unroll = spec.num_layers <= UNROLL_UP_TO
-    x, kv = jax.lax.scan(layer_step, embed(params, spec, tokens, dtype), params["layers"], unroll=unroll)
+    x, kv = jax.lax.scan(layer_step, embed(params, spec, tokens, dtype, mesh), params["layers"], unroll=unroll)
     hidden = final_norm(params, spec, x)
     return (hidden, kv) if return_kv else hidden

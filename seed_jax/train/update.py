@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from seed_jax.models.attention import choose_backend
 from seed_jax.models.logprobs import scored_logprobs
 from seed_jax.models.spec import ModelSpec
 from seed_jax.objectives import advantages
@@ -37,7 +38,8 @@ hyper = objective.numbers  # hyper(config, iteration) makes the last argument of
 
 class Structure(NamedTuple):
     """What recompiles when it changes. rows_per_micro: packed rows a forward pass; micros_per_mini: passes an
-    optimizer step; split_norms: whether the parts of the gradient may be measured."""
+    optimizer step; split_norms: whether the parts of the gradient may be measured; attention, model_mesh: `attention`
+    and `mesh` of the model's functions."""
 
     spec: ModelSpec
     mesh: Mesh
@@ -48,9 +50,24 @@ class Structure(NamedTuple):
     split_norms: bool
     dtype: str
     remat: str
+    attention: str
+    model_mesh: Mesh | None
+
+
+def model_placement(config, spec: ModelSpec, mesh: Mesh) -> tuple[str, Mesh | None]:
+    """(attention backend, mesh for the model's functions) on the devices of `mesh`.
+
+    CPU devices hold small models, whose weights the partitioner may gather as it likes: there the model gets no mesh.
+    """
+    platform = mesh.devices.flat[0].platform
+    taught = objective.choices(config).needs_teacher
+    rows = [config.pack.row_tokens, *([config.pack.teacher_row_tokens] if taught else [])]
+    backend = choose_backend(platform, dtype=jnp.dtype(config.model.dtype), head_dim=spec.head_dim, row_tokens=rows)
+    return backend, None if platform == "cpu" else mesh
 
 
 def structure(config, spec: ModelSpec, mesh: Mesh) -> Structure:
+    attention, model_mesh = model_placement(config, spec, mesh)
     return Structure(
         spec=spec,
         mesh=mesh,
@@ -61,6 +78,8 @@ def structure(config, spec: ModelSpec, mesh: Mesh) -> Structure:
         split_norms=config.log.grad_norms_every > 0,
         dtype=config.model.dtype,
         remat=config.model.remat,
+        attention=attention,
+        model_mesh=model_mesh,
     )
 
 
@@ -162,6 +181,8 @@ def _logprobs(static: Structure, params, rows: Rows, with_entropy: bool = False)
         with_entropy=with_entropy,
         remat=static.remat,
         dtype=jnp.dtype(static.dtype),
+        attention=static.attention,
+        mesh=static.model_mesh,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ import optax
 import pytest
 
 from seed_jax.models import transformer
-from seed_jax.train.packing import bucket, first_fit
+from seed_jax.train import update as update_lib
+from seed_jax.train.packing import bucket, first_fit, pack
 from seed_jax.train.update import hyper
 from tests.updating import (
     SHAPE,
@@ -307,3 +309,36 @@ def test_gradient_that_is_not_finite_is_skipped_and_counted():
 def test_rows_must_divide_over_the_devices():
     with pytest.raises(ValueError, match=r"pack\.rows_per_micro=2 must be a multiple of mesh\.fsdp=8"):
         Trainer(make_config("seed", pack__rows_per_micro=2), devices=8)
+
+
+# -- where the model runs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("attention", "shape"), [("dense", SHAPE), ("splash", SHAPE._replace(row_tokens=128, teacher_row_tokens=128))]
+)
+def test_the_plan_for_accelerators_equals_one_device(monkeypatch, attention, shape):
+    """Kernel and mesh given to the model, as on a TPU: weights gathered layer by layer, rows and heads split."""
+    samples, config = make_samples(), make_config()
+    batch = pack(samples, shape, config.pack.rows_per_micro, with_teacher=True)
+    expected, expected_metrics = trainer()(samples, batch=batch)
+    monkeypatch.setattr(update_lib, "model_placement", lambda config, spec, mesh: (attention, mesh))
+    state, metrics = Trainer(config, devices=8)(samples, batch=batch)
+    assert_close(state, expected)
+    assert_metrics_close(metrics, expected_metrics)
+
+
+def test_the_plan_follows_the_platform():
+    def on(platform, **changes):
+        mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
+        placed = update_lib.model_placement(make_config(**changes), SPEC, mesh)
+        return placed[0], placed[1] is mesh
+
+    assert on("cpu") == ("dense", False)
+    assert on("tpu") == ("splash", True)
+    assert on("gpu", model__dtype="bfloat16") == ("cudnn", True)
+    assert on("gpu", model__dtype="float32") == ("dense", True)
+    with pytest.raises(ValueError, match=r"rows of 8000 tokens.*Use 8064 \(pack\.row_tokens"):
+        on("tpu", pack__teacher_row_tokens=8000)
+    assert on("tpu", method="grpo", pack__teacher_row_tokens=8000) == ("splash", True)  # no teacher rows
