@@ -149,7 +149,7 @@ def _loss() -> ConfigDict:
     loss.dual_clip = 3.0  # ppo_clip: bound of the loss of a negative advantage, in multiples of it
     loss.importance_cap = 0.0  # cap of the weight exp(trainer - sampler log-prob) of a token; 0 = no such weight
     loss.kl_coef = 0.01  # weight of the divergence from the initial weights
-    loss.kl_type = "k3"  # its estimate: "k3" | "k1" | "k2" (see objectives/policy_loss.py)
+    loss.kl_type = "k3"  # "k3" | "k1" | "k2", its estimates (objectives/policy_loss.py) | "full" = exact, as full_*
     loss.entropy_coef = 0.001  # weight of the entropy bonus
     return loss
 
@@ -158,6 +158,8 @@ def _distill() -> ConfigDict:
     """The teacher is the policy (see distill.teacher) with a skill in its prompt, scoring the policy's own tokens."""
     distill = ConfigDict()
     # "none" | "gap_nll" = gap | "score", "k2" = reverse KL | "k3" = forward KL | "k3_is" = reverse KL of stale samples
+    # | over the teacher's likeliest tokens: "topk_rev" | "topk_fwd" | "topk_jsd" | over all tokens (vocabularies of some
+    # thousands only): "full_rev" | "full_fwd" | "full_jsd"
     distill.kind = "gap_nll"  # divergence from the teacher; gap = teacher log-prob - log-prob of the sampled token
     # "sig_gap" = sigmoid(beta * gap) | "const" = 0.5 | "none" = 1 | "hard" = gap > threshold | "centered" = sig_gap -
     # its mean | "outcome" = sigmoid(beta * sign(advantage) * gap) | "standardised" = sig_gap in standard deviations
@@ -165,7 +167,10 @@ def _distill() -> ConfigDict:
     distill.beta = 5.0  # steepness of the gate, per nat (per standard deviation: standardised)
     distill.threshold = 0.0  # hard: the gap above which a token counts, in nats
     distill.coef = 0.01  # weight of the distillation loss
-    distill.clip = 0.0  # score: largest size of the gap that counts, in nats; 0 = any
+    distill.clip = 0.0  # largest gap (score) or divergence of one entry (topk_*, full_*) that counts, nats; 0 = any
+    distill.top_k = 100  # topk_*: how many of the teacher's likeliest tokens
+    distill.support = "tail"  # topk_*: all other tokens together are one more entry, "tail" | are left out, "renorm"
+    distill.mix = 0.5  # *_jsd: share of the teacher in the mixture; 0 = forward KL, 1 = reverse KL
     distill.gap = (
         "current"  # the student in the gap of gates and shapes: "current" weights | "old" = those that sampled
     )

@@ -71,6 +71,24 @@ PRESETS = {
     "opsd_repro": Preset(
         "OPSD as in the published tables: gated distillation without reward", "base", {**_SDAR, **_NO_REWARD}
     ),
+    "opsd_paper": Preset(
+        "OPSD (arXiv 2601.18734) over the likeliest tokens, with skills where it has the solution",
+        "base",
+        {
+            **_LIBRARY,
+            **_NO_REWARD,
+            "hindsight.placement": "user_prefix",
+            "distill.kind": "topk_jsd",
+            "distill.top_k": 100,
+            "distill.support": "tail",
+            "distill.mix": 0.5,
+            "distill.gate": "none",
+            "distill.teacher": "frozen_init",
+            "distill.coef": 1.0,
+            "loss.kl_coef": 0.0,
+            "loss.entropy_coef": 0.0,
+        },
+    ),
     "grpo": Preset("GRPO (arXiv 2402.03300): no analyzer, no teacher", "base", _ALONE),
     "skill_grpo": Preset(
         "GRPO with skills in the prompt; evaluated without and with them",
@@ -201,6 +219,23 @@ PRESETS = {
             "hindsight.at_rollout": 1.0,
             "hindsight.at_eval": "yes",
             "distill.kind": "none",
+        },
+    ),
+    "sdpo": Preset(
+        "SDPO (arXiv 2601.20802), with the policy's hindsight where it has successful peers",
+        "base",
+        {
+            **_SELF,
+            **_NO_REWARD,
+            "hindsight.placement": "user_prefix",
+            "distill.kind": "topk_jsd",
+            "distill.top_k": 100,
+            "distill.support": "tail",
+            "distill.mix": 0.5,
+            "distill.gate": "none",
+            "distill.teacher": "ema",
+            "distill.ema_rate": 0.05,
+            "distill.coef": 1.0,
         },
     ),
     "serl": Preset(

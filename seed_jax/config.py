@@ -37,8 +37,22 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "adv.shape": ("none", "add_gap", "mult_clip", "add_gate"),
     "loss.kind": ("ppo_clip", "gspo", "gspo_token", "reinforce"),
     "loss.aggregation": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"),
-    "loss.kl_type": ("k3", "k1", "k2"),
-    "distill.kind": ("none", "gap_nll", "score", "k2", "k3", "k3_is"),
+    "loss.kl_type": ("k3", "k1", "k2", "full"),
+    "distill.kind": (
+        "none",
+        "gap_nll",
+        "score",
+        "k2",
+        "k3",
+        "k3_is",
+        "full_rev",
+        "full_fwd",
+        "full_jsd",
+        "topk_rev",
+        "topk_fwd",
+        "topk_jsd",
+    ),
+    "distill.support": ("tail", "renorm"),
     "distill.gate": ("sig_gap", "const", "none", "hard", "centered", "outcome", "standardised"),
     "distill.gap": ("current", "old"),
     "distill.teacher": ("old", "current", "ema", "periodic", "frozen_init"),
@@ -64,6 +78,7 @@ _WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "rollout.prompt_bucket": 1,
     "rollout.max_rounds": 1,
     "adv.overlong_buffer": 0,
+    "distill.top_k": 1,
     "distill.refresh_every": 1,
     "distill.schedule_start": 0,
     "distill.schedule_stop": 0,
@@ -126,6 +141,7 @@ _OTHER = (
     "mesh.fsdp",
     "mesh.tensor",
     "loss.dual_clip",
+    "distill.mix",
     "distill.threshold",
     "eval.temperatures",
     "hindsight.at_rollout",
@@ -374,6 +390,8 @@ def _single_problems(values: Mapping[str, Any]) -> dict[str, str]:
     require("hindsight.at_rollout", _is_number(share) and 0 <= share <= 1, "must be a share, from 0 to 1")
     dual_clip = values["loss.dual_clip"]
     require("loss.dual_clip", _is_number(dual_clip) and dual_clip > 1, "must be a number greater than 1")
+    mix = values["distill.mix"]
+    require("distill.mix", _is_number(mix) and 0 <= mix <= 1, "must be a share, from 0 to 1")
     require("distill.threshold", _is_number(values["distill.threshold"]), "must be a number")
     temperatures = values["eval.temperatures"]
     valid = isinstance(temperatures, list) and temperatures and all(_is_number(t) and t >= 0 for t in temperatures)

@@ -53,6 +53,8 @@ class Choices(NamedTuple):
     teacher: str
     rows: str
     denominator: str
+    support: str
+    top_k: int
 
     @property
     def needs_teacher(self) -> bool:
@@ -67,17 +69,46 @@ class Choices(NamedTuple):
         """Whether the teacher's weights are a tree of their own in the state."""
         return self.needs_teacher and self.teacher in ("ema", "periodic")
 
+    def teacher_support(self, vocab_size: int) -> int:
+        """How many tokens of the teacher's distribution the distillation compares; 0: the sampled one only."""
+        if self.distill not in distill.VOCABULARY:
+            return 0
+        return vocab_size if self.distill.startswith("full") else min(self.top_k, vocab_size)
+
+    def reference_support(self, vocab_size: int) -> int:
+        return vocab_size if self.kl == "full" else 0
+
     @property
     def needs_turns(self) -> bool:
         return self.aggregation != "token_mean" or self.policy in ("gspo", "gspo_token")
 
 
+class Support(NamedTuple):
+    """Some tokens of the vocabulary at each scored token and their log-probs, both [..., N, C]."""
+
+    ids: jax.Array
+    logp: jax.Array
+
+
 class Fixed(NamedTuple):
-    """Log-probs under weights that do not move during the update, each [..., N] or None where no method uses it."""
+    """What weights that do not move during the update say: log-probs of the sampled tokens, each [..., N] or None where
+    no method uses it, and the likeliest tokens of the teacher or the reference where a divergence sums over them."""
 
     old: jax.Array
-    teacher: jax.Array | None
-    reference: jax.Array | None
+    teacher: jax.Array | None = None
+    reference: jax.Array | None = None
+    teacher_support: Support | None = None
+    reference_support: Support | None = None
+
+
+class Student(NamedTuple):
+    """What the moving weights say, differentiated: log-probs [r, N] and entropies [r, N] of the sampled tokens, log-probs
+    of the teacher's and of the reference's support, each [r, N, C] or None."""
+
+    logp: jax.Array
+    entropy: jax.Array
+    on_teacher: jax.Array | None = None
+    on_reference: jax.Array | None = None
 
 
 def choices(config) -> Choices:
@@ -100,6 +131,8 @@ def choices(config) -> Choices:
         teacher=distillation.teacher,
         rows=distillation.rows,
         denominator=distillation.denominator,
+        support=distillation.support,
+        top_k=distillation.top_k,
     )
 
 
@@ -123,6 +156,7 @@ def numbers(config, update: int = 1, handoff: Mapping[str, float] | None = None)
         "distill": teach.coef * strength,
         "distill_clip": teach.clip or float("inf"),
         "beta": teach.beta,
+        "mix": teach.mix,
         "threshold": teach.threshold,
         "ema_rate": teach.ema_rate,
         "refresh_teacher": update % teach.refresh_every == 0,
@@ -208,9 +242,10 @@ def mini_totals(static: Choices, fixed: Fixed, tokens: dict, hyper: dict) -> dic
 
 
 def loss(
-    static: Choices, logp: jax.Array, entropy: jax.Array, fixed: Fixed, tokens: dict, totals: dict, hyper: dict
+    static: Choices, student: Student, fixed: Fixed, tokens: dict, totals: dict, hyper: dict
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """A micro-batch's share of the mini-batch loss, and of its metrics (`loss_metrics`); arrays [r, N]."""
+    logp = student.logp
     mask, count = tokens["mask"], totals["tokens"]
     weight = None
     if static.aggregation != "token_mean":
@@ -221,15 +256,14 @@ def loss(
     if static.needs_teacher:
         gap = stop_gradient(fixed.teacher - (fixed.old if static.gap == "old" else logp))
     pg_loss, pg = _policy(static, logp, gap, fixed, tokens, count, weight, hyper)
-    entropy = policy_loss.token_mean(entropy, mask, count, weight)
+    entropy = policy_loss.token_mean(student.entropy, mask, count, weight)
     loss = hyper["rl"] * pg_loss - hyper["entropy"] * entropy
     metrics = {"pg_loss": pg_loss, "entropy": entropy, **pg}
     if static.kl != "none":
-        divergence = {"k1": policy_loss.kl_k1, "k2": policy_loss.kl_k2, "k3": policy_loss.kl_k3}[static.kl]
-        metrics["kl"] = divergence(logp, fixed.reference, mask, denominator=count, weight=weight)
+        metrics["kl"] = _kl(static, student, fixed, mask, denominator=count, weight=weight)
         loss += hyper["kl"] * metrics["kl"]
     if static.distill != "none":
-        distill_loss, gate = _distillation(static, logp, gap, fixed, tokens, totals, hyper)
+        distill_loss, gate = _distillation(static, student, gap, fixed, tokens, totals, hyper)
         loss += hyper["distill"] * distill_loss
         metrics |= {"distill_loss": distill_loss, **gate}
     return loss, metrics
@@ -265,12 +299,32 @@ def _policy(static: Choices, logp, gap, fixed: Fixed, tokens: dict, count, weigh
     return loss, metrics | {name: info[name] for name in POLICY_METRICS}
 
 
-def _distillation(static: Choices, logp, gap, fixed: Fixed, tokens: dict, totals: dict, hyper: dict):
+def _kl(static: Choices, student: Student, fixed: Fixed, mask, **mean) -> jax.Array:
+    if static.kl == "full":
+        exact = distill.vocabulary_divergence("full_rev", student.on_reference, fixed.reference_support.logp, mask)
+        return policy_loss.token_mean(exact, mask, **mean)
+    estimate = {"k1": policy_loss.kl_k1, "k2": policy_loss.kl_k2, "k3": policy_loss.kl_k3}[static.kl]
+    return estimate(student.logp, fixed.reference, mask, **mean)
+
+
+def _divergence(static: Choices, student: Student, fixed: Fixed, mask, hyper: dict) -> jax.Array:
+    """The distillation term of every token, [r, N]."""
+    clip = hyper["distill_clip"]
+    if static.distill in distill.SAMPLED:
+        return distill.sampled_divergence(
+            static.distill, student.logp, fixed.teacher, mask, old_logp=fixed.old, clip=clip
+        )
+    support = static.support if static.distill.startswith("topk") else "renorm"  # the whole vocabulary sums to 1
+    on = lambda logp: distill.on_support(logp, support)  # noqa: E731
+    return distill.vocabulary_divergence(
+        static.distill, on(student.on_teacher), on(fixed.teacher_support.logp), mask, mix=hyper["mix"], clip=clip
+    )
+
+
+def _distillation(static: Choices, student: Student, gap, fixed: Fixed, tokens: dict, totals: dict, hyper: dict):
     """Distillation loss and its metrics."""
     mask = tokens["distilled"]
-    divergence = distill.sampled_divergence(
-        static.distill, logp, fixed.teacher, mask, old_logp=fixed.old, clip=hyper["distill_clip"]
-    )
+    divergence = _divergence(static, student, fixed, mask, hyper)
     gap = policy_loss.keep_masked(gap, mask)
     weights = distill.gate_weights(
         gap,

@@ -25,13 +25,16 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from seed_jax.models.attention import choose_backend
-from seed_jax.models.logprobs import scored_logprobs
+from seed_jax.models.logprobs import Scores, score_tokens
 from seed_jax.models.spec import ModelSpec
 from seed_jax.objectives import advantages
 from seed_jax.train import objective
-from seed_jax.train.objective import DISTILL_METRICS, Choices, Fixed
+from seed_jax.train.objective import DISTILL_METRICS, Choices, Fixed, Student, Support
 from seed_jax.train.packing import PackedBatch, Rows
 from seed_jax.train.state import TrainState, apply_gradients, make_optimizer
+
+# A divergence over the whole vocabulary keeps tokens x vocabulary numbers, twice.
+LARGEST_FULL_VOCABULARY = 8192
 
 hyper = objective.numbers  # hyper(config, iteration) makes the last argument of the update
 
@@ -98,6 +101,13 @@ def build_update(config, spec: ModelSpec, mesh: Mesh, shardings: TrainState):
         raise ValueError(
             f"pack.rows_per_micro={static.rows_per_micro} must be a multiple of mesh.fsdp={mesh.shape['fsdp']}"
         )
+    if spec.vocab_size > LARGEST_FULL_VOCABULARY:
+        for field, chosen in (("distill.kind", static.objective.distill), ("loss.kl_type", static.objective.kl)):
+            if chosen.startswith("full"):
+                raise ValueError(
+                    f"{field}={chosen!r} keeps the whole distribution of every token, which needs a vocabulary of at "
+                    f"most {LARGEST_FULL_VOCABULARY}; this one has {spec.vocab_size}. Use 'topk_...' or an estimate"
+                )
     return jax.jit(
         functools.partial(_update, static, build_optimizer(config)), donate_argnums=0, out_shardings=(shardings, None)
     )
@@ -170,15 +180,15 @@ def _fold(static: Structure, tree):
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x.reshape(*shape, *x.shape[1:]), split_rows), tree)
 
 
-def _logprobs(static: Structure, params, rows: Rows, with_entropy: bool = False):
-    return scored_logprobs(
+def _scores(static: Structure, params, rows: Rows, **wanted) -> Scores:
+    return score_tokens(
         params,
         static.spec,
         rows.tokens,
         rows.segments,
         rows.positions,
         rows.targets,
-        with_entropy=with_entropy,
+        **wanted,
         remat=static.remat,
         dtype=jnp.dtype(static.dtype),
         attention=static.attention,
@@ -186,24 +196,37 @@ def _logprobs(static: Structure, params, rows: Rows, with_entropy: bool = False)
     )
 
 
+def _logp_and_support(static: Structure, params, rows: Rows, top_k: int) -> tuple[jax.Array, Support | None]:
+    scores = _scores(static, params, rows, top_k=top_k)
+    return scores.logp, Support(scores.topk_ids, scores.topk_logp) if top_k else None
+
+
 def _score_fixed(static: Structure, state: TrainState, rows: Rows, teacher: Rows | None, sampled, minis) -> Fixed:
     """Everything that is scored once, under weights that do not move during the update."""
 
-    def score(params, rows: Rows):
+    def score(params, rows: Rows, top_k: int = 0):
         def one_mini(index, out):
             mini = jax.tree.map(lambda x: x[index], rows)
-            return out.at[index].set(jax.lax.map(lambda micro: _logprobs(static, params, micro)[0], mini))
+            found = jax.lax.map(lambda micro: _logp_and_support(static, params, micro, top_k), mini)
+            return jax.tree.map(lambda x, new: x.at[index].set(new), out, found)
 
-        return jax.lax.fori_loop(0, minis, one_mini, jnp.zeros(rows.targets.shape, jnp.float32))
+        shape = rows.targets.shape
+        empty = Support(jnp.zeros((*shape, top_k), jnp.int32), jnp.zeros((*shape, top_k), jnp.float32))
+        return jax.lax.fori_loop(0, minis, one_mini, (jnp.zeros(shape, jnp.float32), empty if top_k else None))
 
     choices = static.objective
     # The weights a "current" teacher has at the start are those of the policy.
     teacher_params = {"frozen_init": state.reference}.get(choices.teacher, state.params)
     teacher_params = state.teacher if choices.keeps_teacher else teacher_params
+    vocab, nothing = static.spec.vocab_size, (None, None)
+    by_teacher = score(teacher_params, teacher, choices.teacher_support(vocab)) if choices.needs_teacher else nothing
+    by_reference = score(state.reference, rows, choices.reference_support(vocab)) if choices.kl != "none" else nothing
     return Fixed(
-        old=score(state.params, rows) if static.old_logprobs == "recompute" else sampled,
-        teacher=score(teacher_params, teacher) if choices.needs_teacher else None,
-        reference=score(state.reference, rows) if choices.kl != "none" else None,
+        old=score(state.params, rows)[0] if static.old_logprobs == "recompute" else sampled,
+        teacher=by_teacher[0],
+        reference=by_reference[0],
+        teacher_support=by_teacher[1],
+        reference_support=by_reference[1],
     )
 
 
@@ -222,10 +245,19 @@ def _accumulate(static: Structure, params, rows: Rows, teacher: Rows | None, fix
 
 def _micro_loss(static: Structure, params, rows: Rows, teacher: Rows | None, fixed: Fixed, tokens, totals, hyper: dict):
     """This micro-batch's share of the mini-batch loss; all denominators are those of the mini-batch."""
-    logp, entropy = _logprobs(static, params, rows, with_entropy=True)
     if teacher is not None:
-        fixed = fixed._replace(teacher=jax.lax.stop_gradient(_logprobs(static, params, teacher)[0]))
-    return objective.loss(static.objective, logp, entropy, fixed, tokens, totals, hyper)
+        size = static.objective.teacher_support(static.spec.vocab_size)
+        logp, support = jax.lax.stop_gradient(_logp_and_support(static, params, teacher, size))
+        fixed = fixed._replace(teacher=logp, teacher_support=support)
+    supports = [support for support in (fixed.teacher_support, fixed.reference_support) if support is not None]
+    candidates = jnp.concatenate([support.ids for support in supports], axis=-1) if supports else None
+    scores = _scores(static, params, rows, with_entropy=True, candidates=candidates)
+    student = Student(scores.logp, scores.entropy)
+    if fixed.teacher_support is not None:
+        student = student._replace(on_teacher=scores.candidate_logp[..., : fixed.teacher_support.ids.shape[-1]])
+    if fixed.reference_support is not None:
+        student = student._replace(on_reference=scores.candidate_logp[..., -fixed.reference_support.ids.shape[-1] :])
+    return objective.loss(static.objective, student, fixed, tokens, totals, hyper)
 
 
 def _zeros(static: Structure) -> dict[str, jax.Array]:

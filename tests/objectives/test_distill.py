@@ -109,6 +109,90 @@ def test_extreme_gaps_and_masked_garbage(kind: str, gap: float) -> None:
     np.testing.assert_array_equal(gradients[2], 0.0)
 
 
+# -- divergences over the vocabulary -----------------------------------------------------------------------------------
+
+
+def vocabulary_loss(kind: str, k: int = 5, support: str = "renorm", **numbers):
+    """Divergence of one token as a function of the student's logits, over the teacher's k likeliest tokens."""
+    ids = np.argsort(-TEACHER)[:k]
+
+    def loss(logits, teacher=TEACHER):
+        student, target = (distill.on_support(log_softmax(x)[:, None, ids], support) for x in (logits, teacher))
+        return distill.vocabulary_divergence(kind, student, target, np.ones((1, 1)), **numbers)[0, 0]
+
+    return loss
+
+
+@pytest.mark.parametrize("scope", ["full", "topk"])
+@pytest.mark.parametrize("support", distill.SUPPORTS)
+@pytest.mark.parametrize(("end", "direction"), [("rev", "reverse"), ("fwd", "forward")])
+def test_divergence_over_all_tokens_is_exact(scope: str, support: str, end: str, direction: str) -> None:
+    value, gradient = jax.value_and_grad(vocabulary_loss(f"{scope}_{end}", support=support))(STUDENT)
+    s, t = np.asarray(log_softmax(STUDENT), np.float64)[0], np.asarray(log_softmax(TEACHER), np.float64)[0]
+    p, q = (s, t) if end == "rev" else (t, s)
+    close(value, (np.exp(p) * (p - q)).sum(), 2e-5)
+    close(gradient, kl_gradient(direction), 2e-5)
+
+
+def test_jensen_shannon_divergence() -> None:
+    s, t = np.asarray(log_softmax(STUDENT), np.float64)[0], np.asarray(log_softmax(TEACHER), np.float64)[0]
+    kl = lambda p, q: (np.exp(p) * (p - q)).sum()  # noqa: E731
+    for mix in (0.2, 0.5, 0.9):
+        mixture = np.log(mix * np.exp(t) + (1 - mix) * np.exp(s))
+        close(vocabulary_loss("full_jsd", mix=mix)(STUDENT), mix * kl(t, mixture) + (1 - mix) * kl(s, mixture))
+    for mix, end in ((0.0, "fwd"), (1.0, "rev")):
+        got = jax.value_and_grad(vocabulary_loss("full_jsd", mix=mix))(STUDENT)
+        want = jax.value_and_grad(vocabulary_loss(f"full_{end}"))(STUDENT)
+        close(got[0], want[0])
+        close(got[1], want[1])
+    close(vocabulary_loss("full_jsd")(TEACHER), 0.0, 1e-6)
+
+
+def test_support_of_some_tokens() -> None:
+    logp = log_softmax(TEACHER)[:, None, np.argsort(-TEACHER)[:2]]
+    mass = float(np.exp(logp).sum())
+    close(np.exp(distill.on_support(logp, "renorm")).sum(), 1.0)
+    tail = np.exp(distill.on_support(logp, "tail"))
+    assert tail.shape == (1, 1, 3)
+    close(tail[0, 0, 2], 1 - mass)
+    with pytest.raises(ValueError, match="support is 'head'; choose one of tail, renorm"):
+        distill.on_support(logp, "head")
+
+
+@pytest.mark.parametrize("kind", distill.VOCABULARY)
+@pytest.mark.parametrize("support", distill.SUPPORTS)
+def test_student_without_mass_on_the_support(kind: str, support: str) -> None:
+    logits = np.array([-60.0, -60.0, 40.0, -60.0, -60.0], np.float32)
+    teacher = np.array([3.0, 2.0, -40.0, -1.0, -1.0], np.float32)
+
+    def loss(logits):
+        student, target = (distill.on_support(log_softmax(x)[:, None, :2], support) for x in (logits, teacher))
+        return distill.vocabulary_divergence(kind, student, target, np.ones((1, 1))).sum()
+
+    value, gradient = jax.value_and_grad(loss)(logits)
+    assert np.isfinite(value) and np.isfinite(gradient).all()
+
+
+def test_one_entry_of_a_divergence_is_clipped() -> None:
+    plain, clipped = (vocabulary_loss("full_fwd", clip=clip)(STUDENT) for clip in (np.inf, 0.1))
+    s, t = np.asarray(log_softmax(STUDENT), np.float64)[0], np.asarray(log_softmax(TEACHER), np.float64)[0]
+    close(clipped, np.minimum(np.exp(t) * (t - s), 0.1).sum())
+    assert clipped < plain - 0.05
+
+
+def test_masked_tokens_of_a_divergence_reach_nothing() -> None:
+    student = np.full((1, 2, 3), -1.0, np.float32)
+    student[0, 1] = np.nan
+    mask = np.array([[1, 0]])
+    total = lambda s, t: distill.vocabulary_divergence("topk_jsd", s, t, mask).sum()  # noqa: E731
+    value, gradients = jax.value_and_grad(total, argnums=(0, 1))(student, student - 0.5)
+    assert np.isfinite(value)
+    assert np.isfinite(gradients[0]).all() and not np.asarray(gradients[0])[0, 1].any()
+    np.testing.assert_array_equal(gradients[1], 0.0)
+    with pytest.raises(ValueError, match="distillation kind is 'topk_kl'"):
+        distill.vocabulary_divergence("topk_kl", student, student, mask)
+
+
 # -- gates -------------------------------------------------------------------------------------------------------------
 
 GAP = np.array([[0.0, 0.5, -0.5, 2.0]], np.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ from seed_jax.objectives import advantages, distill, policy_loss, schedules
 from seed_jax.spans import SPANS
 from seed_jax.train import objective
 from seed_jax.train.packing import first_fit
-from seed_jax.train.update import hyper
+from seed_jax.train.update import build_update, hyper
 from tests.updating import (
     SHAPE,
+    SPEC,
     Trainer,
     assert_bitwise,
     assert_close,
@@ -154,19 +157,47 @@ def test_no_gradient_reaches_teacher_gap_gate_or_shaped_advantage():
     static, rng = objective.choices(config), np.random.default_rng(0)
     shape = (3, 4)
     draw = lambda: -rng.uniform(0.1, 3, shape).astype(np.float32)  # noqa: E731
-    fixed = objective.Fixed(draw(), draw(), None)
+    fixed = objective.Fixed(draw(), draw())
     mask = np.ones(shape, bool)
     tokens = {"mask": mask, "distilled": mask, "advantage": draw(), "sampled": draw()}
     totals = {"tokens": np.float32(12), "distilled": np.float32(12)}
     numbers = {**hyper(config), "shape": np.float32(0.5)}
 
     def loss(fixed, advantage, logp):
-        return objective.loss(static, logp, draw(), fixed, {**tokens, "advantage": advantage}, totals, numbers)[0]
+        student = objective.Student(logp, draw())
+        return objective.loss(static, student, fixed, {**tokens, "advantage": advantage}, totals, numbers)[0]
 
     grads = jax.grad(loss, argnums=(0, 1, 2))(fixed, tokens["advantage"], draw())
     for constant in (*grads[0][:2], grads[1]):
         np.testing.assert_array_equal(constant, 0.0)
     assert np.abs(grads[2]).max() > 0
+
+
+def test_divergences_over_the_whole_vocabulary():
+    """All tokens of a tiny vocabulary as the likeliest ones, and the exact KL against its estimates' average."""
+    samples = make_samples(16)
+    full, metrics = trainer("seed", distill__kind="full_fwd", distill__gate="none")(samples)
+    topk, _ = trainer("seed", distill__kind="topk_fwd", distill__gate="none", distill__top_k=999)(samples)
+    assert metrics["update/distill_loss"] > 0.01, "an average of divergences"
+    assert_close(full, topk)
+    few, few_metrics = trainer("seed", distill__kind="topk_fwd", distill__gate="none", distill__top_k=4)(samples)
+    assert 0 < few_metrics["update/distill_loss"] < metrics["update/distill_loss"], "merging entries loses divergence"
+    assert distance(few) > 1e-3
+    run = trainer("grpo", loss__kl_coef=0.1, loss__kl_type="full")
+    other = jax.tree.map(lambda x: 0.9 * np.asarray(x), weights())
+    state = run.fresh_state().replace(reference=jax.device_put(other, run.shardings.params))
+    _, metrics = run(samples, state)
+    assert metrics["update/kl"] > 1e-3
+    _, metrics = run(samples)
+    assert metrics["update/kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_whole_vocabularies_must_be_small():
+    spec = dataclasses.replace(SPEC, vocab_size=10_000)
+    for changes in ({"distill__kind": "full_jsd"}, {"loss__kl_type": "full", "loss__kl_coef": 0.1}):
+        run = trainer("seed")
+        with pytest.raises(ValueError, match=r"(distill\.kind|loss\.kl_type)='full.*this one has 10000"):
+            build_update(make_config("seed", **changes), spec, run.mesh, run.shardings)
 
 
 # -- invariance --------------------------------------------------------------------------------------------------------
@@ -180,6 +211,8 @@ FACTORS = {
     "reinforce_pp": ("grpo", {"adv__kind": "reinforce_pp", "rollout__group_filter": "mask"}),
     "score": ("seed", {"distill__kind": "score", "distill__gate": "centered", "loss__importance_cap": 2.0}),
     "k3_is": ("seed", {"distill__kind": "k3_is", "distill__gate": "standardised", "distill__rows": "failed_only"}),
+    "topk": ("seed", {"distill__kind": "topk_jsd", "distill__top_k": 5, "distill__teacher": "current"}),
+    "full": ("seed", {"distill__kind": "full_rev", "loss__kl_coef": 0.1, "loss__kl_type": "full"}),
     "current": ("seed", {"distill__teacher": "current", "distill__gate": "outcome", "distill__denominator": "all"}),
 }
 
