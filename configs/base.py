@@ -158,8 +158,8 @@ def _distill() -> ConfigDict:
     """The teacher is the policy (see distill.teacher) with a skill in its prompt, scoring the policy's own tokens."""
     distill = ConfigDict()
     # "none" | "gap_nll" = gap | "score", "k2" = reverse KL | "k3" = forward KL | "k3_is" = reverse KL of stale samples
-    # | over the teacher's likeliest tokens: "topk_rev" | "topk_fwd" | "topk_jsd" | over all tokens (vocabularies of some
-    # thousands only): "full_rev" | "full_fwd" | "full_jsd"
+    # | over the teacher's likeliest tokens: "topk_rev" | "topk_fwd" | "topk_jsd" | over all tokens (small vocabularies
+    # only): "full_rev" | "full_fwd" | "full_jsd"
     distill.kind = "gap_nll"  # divergence from the teacher; gap = teacher log-prob - log-prob of the sampled token
     # "sig_gap" = sigmoid(beta * gap) | "const" = 0.5 | "none" = 1 | "hard" = gap > threshold | "centered" = sig_gap -
     # its mean | "outcome" = sigmoid(beta * sign(advantage) * gap) | "standardised" = sig_gap in standard deviations
@@ -171,9 +171,8 @@ def _distill() -> ConfigDict:
     distill.top_k = 100  # topk_*: how many of the teacher's likeliest tokens
     distill.support = "tail"  # topk_*: all other tokens together are one more entry, "tail" | are left out, "renorm"
     distill.mix = 0.5  # *_jsd: share of the teacher in the mixture; 0 = forward KL, 1 = reverse KL
-    distill.gap = (
-        "current"  # the student in the gap of gates and shapes: "current" weights | "old" = those that sampled
-    )
+    # "current" = of the moving weights | "old" = of those that sampled
+    distill.gap = "current"  # the student's log-prob in the gap of gates and shapes
     # "old" = the policy before the update | "current" = in every step | "ema" = its moving average | "periodic" = as it
     # was every refresh_every iterations | "frozen_init" = as it was before training
     distill.teacher = "old"  # weights of the teacher

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from configs import base
+
 
 class Preset(NamedTuple):
     """about: where it comes from; init: the weights it starts from, "base" model or "stage1" (after hindsight-skill
@@ -51,6 +53,10 @@ _DYNAMIC = {"rollout.group_filter": "dynamic", "rollout.max_rounds": 10}
 
 def _fifth_of_a_reply(config: ConfigDict) -> int:
     return config.rollout.max_response_tokens // 5
+
+
+def _bank_of_environment(config: ConfigDict) -> str:
+    return str(base.SKILLS / f"{config.env.name}_bank.json")
 
 
 PRESETS = {
@@ -211,10 +217,11 @@ PRESETS = {
         "GiGPO with DAPO's filter and clip range", "base", {**_ALONE, **_CLIP_HIGHER, **_DYNAMIC, "adv.kind": "gigpo"}
     ),
     "skillrl": Preset(
-        "SkillRL (arXiv 2602.08234) with a bank that does not grow; name the bank in hindsight.library",
+        "SkillRL (arXiv 2602.08234) with a bank that does not grow",
         "base",
         {
             "hindsight.source": "skill_bank",
+            "hindsight.library": _bank_of_environment,
             "hindsight.placement": "user_prefix",
             "hindsight.at_rollout": 1.0,
             "hindsight.at_eval": "yes",
@@ -278,7 +285,7 @@ def table() -> str:
 
 
 def _shown(value: Any) -> str:
-    return value.__name__.strip("_") if callable(value) else str(value)
+    return value.__name__.strip("_").replace("_", " ") if callable(value) else str(value)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,27 @@ def test_every_field_has_a_comment():
         ("loss__clip_low", 1.0),
         ("loss__dual_clip", 1.0),
         ("loss__kl_coef", -0.01),
-        ("distill__gate", "hard"),
+        ("distill__gate", "soft"),
+        ("distill__kind", "kl"),
+        ("distill__teacher", "other"),
+        ("distill__span", "plan"),
+        ("distill__schedule", "cosine"),
+        ("distill__ema_rate", 0.0),
+        ("distill__mix", 1.5),
+        ("distill__threshold", "high"),
+        ("distill__top_k", 0),
+        ("distill__schedule_patience", 0),
+        ("adv__shape", "turn_mult"),
+        ("adv__shape_clip", 1.0),
+        ("adv__gamma", 1.1),
+        ("adv__overlong_buffer", -1),
+        ("loss__kind", "vpg"),
+        ("loss__aggregation", "mean"),
+        ("loss__kl_type", "k4"),
+        ("loss__importance_cap", -1.0),
+        ("rollout__group_filter", "all"),
+        ("rollout__max_rounds", 0),
+        ("log__grad_norms_every", -1),
         ("distill__coef", float("inf")),
         ("optim__lr", "fast"),
         ("optim__lr", 0.0),
@@ -142,6 +162,29 @@ def test_impossible_value_names_field_and_value(field, value):
             ["pack.row_tokens = 2815", "hindsight.max_skill_tokens = 256", "hindsight.at_rollout = 0.5"],
         ),
         ({"loss__rl_coef": 0.0, "distill__coef": 0.0}, ["loss.rl_coef", "distill.coef"]),
+        ({"adv__kind": "zero", "distill__coef": 0.0}, ["adv.kind = 'zero'", "distill.coef = 0.0"]),
+        ({"adv__kind": "drgrpo"}, ["adv.kind = 'drgrpo'", "adv.normalize = 'std'"]),
+        ({"adv__kind": "rloo"}, ["adv.kind = 'rloo'", "adv.normalize = 'std'"]),
+        (
+            {"adv__shape": "add_gap", "hindsight__source": "none", "distill__kind": "none"},
+            ["adv.shape = 'add_gap'", "hindsight.source = 'none'"],
+        ),
+        ({"loss__kind": "gspo"}, ["loss.kind = 'gspo'", "loss.aggregation = 'token_mean'"]),
+        (
+            {"loss__kind": "gspo", "loss__aggregation": "seq_mean_token_mean", "adv__shape": "mult_clip"},
+            ["loss.kind = 'gspo'", "adv.shape = 'mult_clip'", "gspo_token"],
+        ),
+        ({"loss__importance_cap": 2.0, "old_logprobs": "sampler"}, ["loss.importance_cap", "old_logprobs"]),
+        ({"distill__gate": "outcome", "adv__kind": "zero"}, ["distill.gate = 'outcome'", "adv.kind = 'zero'"]),
+        (
+            {"distill__schedule": "linear", "distill__schedule_start": 9, "distill__schedule_stop": 9},
+            ["distill.schedule = 'linear'", "schedule_start = 9", "schedule_stop = 9"],
+        ),
+        (
+            {"distill__schedule": "window", "distill__kind": "none", "hindsight__source": "none"},
+            ["distill.schedule = 'window'", "distill.kind = 'none'"],
+        ),
+        ({"adv__overlong_buffer": 513}, ["adv.overlong_buffer = 513", "rollout.max_response_tokens = 512"]),
         ({"adv__normalize": "mean", "adv__std_floor": 1.0}, ["adv.normalize", "adv.std_floor"]),
         (
             {"pack__row_tokens": 2559},
@@ -175,6 +218,15 @@ def test_impossible_combination_names_all_fields(overrides, fields):
 )
 def test_possible_combinations_pass(overrides):
     config_lib.check(make_config(**overrides))
+
+
+def test_warnings():
+    assert config_lib.warnings(make_config()) == []
+    (warning,) = config_lib.warnings(make_config(distill__gate="const"))
+    assert "distill.kind = 'gap_nll', distill.gate = 'const'" in warning
+    (warning,) = config_lib.warnings(make_config(loss__kl_type="k1"))
+    assert "loss.kl_type = 'k1'" in warning
+    assert config_lib.warnings(make_config(loss__kl_type="k1", loss__kl_coef=0.0)) == []
 
 
 def test_all_problems_in_one_message():

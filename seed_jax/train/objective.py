@@ -102,8 +102,8 @@ class Fixed(NamedTuple):
 
 
 class Student(NamedTuple):
-    """What the moving weights say, differentiated: log-probs [r, N] and entropies [r, N] of the sampled tokens, log-probs
-    of the teacher's and of the reference's support, each [r, N, C] or None."""
+    """What the moving weights say, differentiated: log-probs [r, N] and entropies [r, N] of the sampled tokens, and
+    log-probs of the teacher's and of the reference's support, each [r, N, C] or None."""
 
     logp: jax.Array
     entropy: jax.Array
