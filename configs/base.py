@@ -85,9 +85,9 @@ def _rollout() -> ConfigDict:
 def _hindsight() -> ConfigDict:
     hindsight = ConfigDict()
     # "none" | "self_hindsight" = the policy writes one after each episode | "external_hindsight" = another model does
-    # | "static_library" = a folder of markdown files | "skill_bank" = a JSON file in the form of SkillRL
+    # | "static_library" = a folder of markdown files | "skill_bank" = JSON in the form of SkillRL
     hindsight.source = "self_hindsight"  # where skills come from
-    hindsight.library = str(SKILLS / "alfworld")  # the folder or file of a static_library or skill_bank
+    hindsight.library = str(SKILLS / "alfworld")  # folder of skills; for a skill_bank its bank.json, or a JSON file
     # "task_type" = by the task's family | "keyword" = by words of its goal | "keyword_full_prompt" = by words of the
     # whole prompt, anew every turn (as published baselines do; keywords then also meet in observations) | "all"
     hindsight.retrieval = "task_type"  # which of a library's skills a task gets, once an episode

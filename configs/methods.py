@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs import base
-
 
 class Preset(NamedTuple):
     """about: where it comes from; init: the weights it starts from, "base" model or "stage1" (after hindsight-skill
@@ -53,10 +51,6 @@ _DYNAMIC = {"rollout.group_filter": "dynamic", "rollout.max_rounds": 10}
 
 def _fifth_of_a_reply(config: ConfigDict) -> int:
     return config.rollout.max_response_tokens // 5
-
-
-def _bank_of_environment(config: ConfigDict) -> str:
-    return str(base.SKILLS / f"{config.env.name}_bank.json")
 
 
 PRESETS = {
@@ -221,7 +215,6 @@ PRESETS = {
         "base",
         {
             "hindsight.source": "skill_bank",
-            "hindsight.library": _bank_of_environment,
             "hindsight.placement": "user_prefix",
             "hindsight.at_rollout": 1.0,
             "hindsight.at_eval": "yes",

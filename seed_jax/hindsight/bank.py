@@ -20,6 +20,7 @@ from seed_jax.hindsight.library import Library, SkillError, check_names, read_ke
 
 CATEGORY_KEYS = ("task_specific_skills", "query_type_skills")
 GENERAL_SHOWN, MISTAKES_SHOWN = 6, 5
+BANK_FILE = "bank.json"
 
 Record = dict[str, Any]
 
@@ -43,10 +44,10 @@ class Bank(NamedTuple):
 
 
 def read_bank(path: str | Path) -> Bank:
-    """Reads and checks a bank. Raises SkillError."""
-    path = Path(path)
+    """Reads and checks a bank: a file, or `bank.json` in a folder. Raises SkillError."""
+    path = _file(path)
     if not path.is_file():
-        raise SkillError(f"hindsight.library = {str(path)!r}: there is no such file (a bank is one JSON file)")
+        raise SkillError(f"hindsight.library: there is no file {path} (a bank is one JSON file)")
     data = read_object(path)
     spelled = [key for key in CATEGORY_KEYS if key in data]
     if len(spelled) == 2:
@@ -73,7 +74,7 @@ def read_bank(path: str | Path) -> Bank:
 
 def load_bank(path: str | Path) -> Library:
     """The bank as a library: one skill a category."""
-    path, bank = Path(path), read_bank(path)
+    path, bank = _file(path), read_bank(path)
     skills = {name: _skill_section(name, records) for name, records in bank.categories.items() if records}
     task_to_skill = text_table(bank.rest, "task_to_skill", path) or {name: name for name in skills}
     if skills:
@@ -86,6 +87,10 @@ def load_bank(path: str | Path) -> Library:
         _general_section(bank.general),
         _mistake_section(bank.mistakes),
     )
+
+
+def _file(path: str | Path) -> Path:
+    return Path(path) / BANK_FILE if Path(path).is_dir() else Path(path)
 
 
 def _records(value: Any, where: str, needed: tuple[str, ...], path: Path) -> list[Record]:

@@ -19,7 +19,8 @@ PICK, LIGHT, CLEAN, HEAT, COOL, TWO = FAMILIES
 LIBRARIES = {
     "alfworld": load_folder(base.SKILLS / "alfworld"),
     "alfworld_compact": load_folder(base.SKILLS / "alfworld_compact"),
-    "alfworld_bank": load_bank(base.SKILLS / "alfworld_bank.json"),
+    "alfworld_bank": load_bank(base.SKILLS / "alfworld"),
+    "alfworld_compact_bank": load_bank(base.SKILLS / "alfworld_compact" / "bank.json"),
 }
 
 
@@ -115,11 +116,14 @@ def test_shipped_libraries_know_every_family_by_name_and_by_goal(name):
 
 
 def test_compact_library_is_in_the_vocabulary_and_within_the_quickstarts_budget():
-    words, library = tiny.tokenizer(), LIBRARIES["alfworld_compact"]
-    assert library.general == ""
-    for text in library.skills.values():
-        ids = words(skill_block(text, "compact", "library"), add_special_tokens=False)["input_ids"]
-        assert words.unk_token_id not in ids and 5 < len(ids) <= 40
+    words = tiny.tokenizer()
+    for library in (LIBRARIES["alfworld_compact"], LIBRARIES["alfworld_compact_bank"]):
+        assert library.general == "" == library.closing
+        for text in library.skills.values():
+            ids = words(skill_block(text, "compact", "library"), add_special_tokens=False)["input_ids"]
+            assert 5 < len(ids) <= 40
+            content = text.split("\n- ")[-1]  # the heading of a bank's category has words of its own
+            assert words.unk_token_id not in words(content, add_special_tokens=False)["input_ids"], content
 
 
 def test_english_library_fits_the_default_budget():
@@ -217,7 +221,7 @@ def test_missing_folder_and_missing_mapping(tmp_path):
         load_folder(tmp_path / "nowhere")
     with pytest.raises(SkillError, match=r"holds no mapping\.json"):
         load_folder(tmp_path)
-    with pytest.raises(SkillError, match=r"there is no such file \(a bank is one JSON file\)"):
+    with pytest.raises(SkillError, match=r"there is no file .*bank\.json \(a bank is one JSON file\)"):
         load_bank(tmp_path)
 
 

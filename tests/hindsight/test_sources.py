@@ -108,9 +108,11 @@ def test_library_that_does_not_fit_is_refused_at_the_start():
 
 def test_bank_and_folder_are_told_apart():
     config = quickstart.get_config()
-    config.hindsight.source, config.hindsight.library = "skill_bank", str(base.SKILLS / "alfworld_bank.json")
-    assert "heat" in load_library(config.hindsight).skills
+    config.hindsight.source = "skill_bank"
+    assert load_library(config.hindsight).skills["heat"].startswith("## Heat\n- ")
     config.hindsight.source = "static_library"
+    assert load_library(config.hindsight).skills["heat"] == LIBRARY.skills["heat"]
+    config.hindsight.library = str(base.SKILLS / "alfworld" / "bank.json")
     with pytest.raises(SkillError, match="there is no such folder"):
         load_library(config.hindsight)
     config.hindsight.source = "self_hindsight"

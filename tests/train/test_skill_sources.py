@@ -68,13 +68,11 @@ def test_static_library_teaches_every_turn(model_dir, tmp_path):
 
 @pytest.mark.parametrize("placement", ["user_prefix", "system", "before_template"])
 def test_bank_with_every_other_placement(model_dir, tmp_path, placement):
-    path = base.SKILLS / "alfworld_bank.json"
-    made = config(model_dir, source="skill_bank", library=str(path), placement=placement, max_skill_tokens=300)
-    made.pack.teacher_row_tokens = 460
+    made = config(model_dir, source="skill_bank", placement=placement)
     tiny.run(made, tmp_path)
     metrics, episodes, _ = records(tmp_path)
     assert metrics["skill/coverage/skill_bank"] == metrics["opd/coverage"] == 1.0
-    bank = load_bank(path)
+    bank = load_bank(base.SKILLS / "alfworld_compact")
     assert {e["skill"] for e in episodes} == {bank.text(bank.names(e["family"], "", "task_type")) for e in episodes}
 
 
