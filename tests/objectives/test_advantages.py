@@ -353,7 +353,7 @@ def test_tokens_without_a_teacher_keep_their_advantage(kind: str) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    advantage=st.floats(-5, 5, width=32),
+    advantage=st.sampled_from([0.0, 1e-6, -1e-6, 0.3, -1.0, 5.0]),
     gap=st.floats(-80, 80, width=32),
     weight=st.floats(0, 1, width=32),
     clip=st.floats(0, 0.875, width=32),

@@ -147,7 +147,7 @@ def test_turn_statistics() -> None:
     close(policy_loss.turn_lengths(FULL, TURNS), [[2, 2, 1], [3, 3, 3]])
     close(policy_loss.turn_lengths(MASK, TURNS), [[2, 2, 0], [3, 3, 3]])
     close(policy_loss.turn_sum(NEW, FULL, TURNS)[0], [-1.25, -1.25, -1.2])
-    close(policy_loss.turn_mean(NEW, FULL, TURNS)[1], [-1.8 - 1e-8] * 3, 1e-6)
+    close(policy_loss.turn_mean(NEW, FULL, TURNS)[1], [-3.2 / 3] * 3, 1e-6)
     assert policy_loss.count_turns(policy_loss.turn_lengths(FULL, TURNS), FULL) == 3
     assert policy_loss.count_turns(policy_loss.turn_lengths(MASK, TURNS), MASK) == 2
 

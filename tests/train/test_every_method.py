@@ -37,7 +37,7 @@ def model_dir(tmp_path_factory) -> Path:
 def service(monkeypatch):
     monkeypatch.setenv("SEED_JAX_API_KEY", "key")
     skill = '{"episode_summary": "it failed", "episode_skill": "search for it on shelf 1 first ."}'
-    with Service(lambda body, number: answer(skill)) as running:
+    with Service(lambda body, number: (200, {}, answer(skill))) as running:
         yield running
 
 
