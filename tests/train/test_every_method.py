@@ -75,3 +75,18 @@ def test_two_iterations(method, model_dir, tmp_path, service, monkeypatch):
         assert moved > 1e-6
     else:  # two rounds may not hold a group with both outcomes
         assert (moved > 1e-6) == any(record["update/grad_norm"] > 0 for record in records)
+
+
+def test_a_teacher_of_its_own_survives_a_restart(model_dir, tmp_path, service, monkeypatch):
+    """Stopped after one iteration and extended: the same weights, bit for bit, as without the stop."""
+    monkeypatch.setattr(loop, "analyze", write_skills)
+    made = config(model_dir, "sdpo", service.url)
+    tiny.run(made, tmp_path / "whole")
+    made.iterations = 1
+    tiny.run(made, tmp_path / "parts")
+    made.iterations = 2
+    tiny.run(made, tmp_path / "parts")
+    whole, parts = (tiny.outcome(tmp_path / name, 2) for name in ("whole", "parts"))
+    for part in ("metrics", "episodes", "checksums", "weights"):
+        assert whole[part] == parts[part], part
+    assert any("teacher" in name for name in whole["checksums"])

@@ -12,6 +12,7 @@ from configs import base
 from seed_jax.objectives import advantages, distill, policy_loss, schedules
 from seed_jax.spans import SPANS
 from seed_jax.train import objective
+from seed_jax.train.metrics import note_gap
 from seed_jax.train.packing import first_fit
 from seed_jax.train.update import build_update, hyper
 from tests.updating import (
@@ -92,6 +93,19 @@ def test_numbers_follow_the_schedule():
     assert float(hyper(config, 9, {"since": 7})["distill"]) == 0.25
     config.distill.refresh_every = 3
     assert [float(hyper(config, update)["refresh_teacher"]) for update in (1, 3, 4, 6)] == [0, 1, 0, 1]
+
+
+def test_the_handoff_is_remembered_between_updates():
+    config, memory = make_config("seed"), {}
+    note_gap(config, memory, {"opd/token_fraction": 0.5, "opd/gap_size": 0.3}, 1)
+    assert memory == {}, "no other schedule needs it"
+    config.distill.schedule, config.distill.schedule_patience = "handoff", 2
+    note_gap(config, memory, {"opd/token_fraction": 0.0, "opd/gap_size": 0.0}, 1)
+    assert memory == {}, "an update without a teacher says nothing"
+    for update in range(1, 5):
+        note_gap(config, memory, {"opd/token_fraction": 0.5, "opd/gap_size": 0.3}, update)
+    assert memory["handoff"]["since"] == 3
+    assert float(hyper(config, 53, memory["handoff"])["distill"]) == pytest.approx(0.5 * 0.5)
 
 
 # -- identities --------------------------------------------------------------------------------------------------------
