@@ -238,10 +238,12 @@ def _split_head(
     device by hidden states of a few MB.
     """
     batch, vocab = hidden.shape[0], table.shape[0]
-    rows = "fsdp" if batch % mesh.shape["fsdp"] == 0 else None
+    rows, width = ("fsdp" if size % mesh.shape["fsdp"] == 0 else None for size in (batch, table.shape[1]))
     table = jnp.pad(table.astype(hidden.dtype), ((0, -vocab % mesh.size), (0, 0)))
 
     def on_device(table: jax.Array, *inputs: jax.Array | None) -> Scores:
+        if width is not None:  # from 1 / fsdp of the width of V / tensor entries to all of the width of fewer entries
+            table = jax.lax.all_to_all(table, width, split_axis=0, concat_axis=1, tiled=True)
         part = _Slice(jax.lax.axis_index(_VOCAB_AXES) * table.shape[0], vocab, mesh.size)
 
         @functools.partial(jax.checkpoint, prevent_cse=False)
@@ -259,9 +261,10 @@ def _split_head(
         return _by_chunks(one_chunk, inputs, chunk // batch)
 
     per_row = PartitionSpec(rows)
-    return jax.shard_map(
-        on_device, mesh=mesh, in_specs=(PartitionSpec(_VOCAB_AXES), *(per_row,) * 3), out_specs=per_row
-    )(table, hidden, labels, candidates)
+    table_spec = PartitionSpec(_VOCAB_AXES) if width is None else PartitionSpec("tensor", width)
+    return jax.shard_map(on_device, mesh=mesh, in_specs=(table_spec, *(per_row,) * 3), out_specs=per_row)(
+        table, hidden, labels, candidates
+    )
 
 
 def _by_chunks(function: Callable[..., Scores], inputs: tuple[jax.Array | None, ...], width: int) -> Scores:
