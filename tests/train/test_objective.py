@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from configs import base
+from seed_jax.config_rules import CHOICES
 from seed_jax.objectives import advantages, distill, policy_loss, schedules
 from seed_jax.spans import SPANS
 from seed_jax.train import objective
@@ -49,22 +50,20 @@ def with_credit(samples):
 
 
 def test_choices_of_the_config_are_those_of_the_objective():
-    from seed_jax.config import _CHOICES
-
-    assert set(_CHOICES["adv.kind"]) == set(advantages.KINDS)
-    assert set(_CHOICES["adv.shape"]) == set(advantages.SHAPES)
-    assert set(_CHOICES["loss.kind"]) == set(policy_loss.POLICIES)
-    assert set(_CHOICES["loss.aggregation"]) == set(policy_loss.AGGREGATIONS)
-    assert set(_CHOICES["loss.kl_type"]) == set(policy_loss.KL_TYPES)
-    assert set(_CHOICES["distill.kind"]) == set(distill.KINDS)
-    assert set(_CHOICES["distill.gate"]) == set(distill.GATES)
-    assert set(_CHOICES["distill.gap"]) == set(objective.GAPS)
-    assert set(_CHOICES["distill.teacher"]) == set(objective.TEACHERS)
-    assert set(_CHOICES["distill.rows"]) == set(objective.ROWS)
-    assert set(_CHOICES["distill.span"]) == set(SPANS)
-    assert set(_CHOICES["distill.denominator"]) == set(objective.DENOMINATORS)
-    assert set(_CHOICES["distill.schedule"]) == set(schedules.SCHEDULES)
-    assert set(_CHOICES["rollout.group_filter"]) == set(objective.GROUP_FILTERS)
+    assert set(CHOICES["adv.kind"]) == set(advantages.KINDS)
+    assert set(CHOICES["adv.shape"]) == set(advantages.SHAPES)
+    assert set(CHOICES["loss.kind"]) == set(policy_loss.POLICIES)
+    assert set(CHOICES["loss.aggregation"]) == set(policy_loss.AGGREGATIONS)
+    assert set(CHOICES["loss.kl_type"]) == set(policy_loss.KL_TYPES)
+    assert set(CHOICES["distill.kind"]) == set(distill.KINDS)
+    assert set(CHOICES["distill.gate"]) == set(distill.GATES)
+    assert set(CHOICES["distill.gap"]) == set(objective.GAPS)
+    assert set(CHOICES["distill.teacher"]) == set(objective.TEACHERS)
+    assert set(CHOICES["distill.rows"]) == set(objective.ROWS)
+    assert set(CHOICES["distill.span"]) == set(SPANS)
+    assert set(CHOICES["distill.denominator"]) == set(objective.DENOMINATORS)
+    assert set(CHOICES["distill.schedule"]) == set(schedules.SCHEDULES)
+    assert set(CHOICES["rollout.group_filter"]) == set(objective.GROUP_FILTERS)
 
 
 # -- one compilation ---------------------------------------------------------------------------------------------------
