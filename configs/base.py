@@ -6,7 +6,11 @@ A field that names one of several choices lists them all; `seed_jax.config.check
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ml_collections import ConfigDict
+
+SKILLS = Path(__file__).resolve().parent / "skills"
 
 
 def get_config() -> ConfigDict:
@@ -71,24 +75,46 @@ def _rollout() -> ConfigDict:
     rollout.max_prompt_tokens = 2048  # tokens of a prompt; a longer one loses its oldest turns and is counted
     rollout.batch = 64  # requests in one decode call
     rollout.prompt_bucket = 32  # prompt lengths are padded up to a multiple of this many tokens, to compile rarely
+    # "off" | "mask" = groups of equal rewards are left out of the loss | "dynamic" = and replaced by new ones
+    rollout.group_filter = "off"  # which groups the update learns from
+    rollout.max_rounds = 10  # dynamic: at most so many times rollout.tasks tasks are played in an iteration
     rollout.require_think = True  # a response without <think> ... </think> is an invalid action
     return rollout
 
 
 def _hindsight() -> ConfigDict:
     hindsight = ConfigDict()
-    hindsight.source = "self_hindsight"  # who writes skills: "none" | "self_hindsight" = the policy, after each episode
+    # "none" | "self_hindsight" = the policy writes one after each episode | "external_hindsight" = another model does
+    # | "static_library" = a folder of markdown files | "skill_bank" = JSON in the form of SkillRL
+    hindsight.source = "self_hindsight"  # where skills come from
+    hindsight.library = str(SKILLS / "alfworld")  # folder of skills; for a skill_bank its bank.json, or a JSON file
+    # "task_type" = by the task's family | "keyword" = by words of its goal | "keyword_full_prompt" = by words of the
+    # whole prompt, anew every turn (as published baselines do; keywords then also meet in observations) | "all"
+    hindsight.retrieval = "task_type"  # which of a library's skills a task gets, once an episode
+    hindsight.control = "none"  # instead of each skill: "none" = itself | "wrong_skill" = another task's | "placebo"
     hindsight.max_analysis_tokens = 16384  # tokens of the prompt that shows an episode to the analyzer
-    hindsight.max_skill_tokens = 256  # tokens the analyzer may write, and that a skill may add to the teacher prompt
+    hindsight.max_skill_tokens = 256  # tokens the analyzer may write, and that a skill may add to a prompt
     hindsight.min_words = 3  # a skill of fewer words is dropped and counted
-    hindsight.placement = "after_task_line"  # where a skill stands in the teacher prompt: "after_task_line"
+    # "after_task_line" | "user_prefix" = first in the user message | "system" = as system message
+    # | "before_template" = before the whole chat
+    hindsight.placement = "after_task_line"  # where a skill stands in a prompt
+    hindsight.at_rollout = 0.0  # share of each group's training episodes that are played with a library's skill
+    hindsight.at_eval = "no"  # "no" | "yes" = the panel is played with a library's skills | "both" = without and with
     hindsight.min_coverage_iterations = 3  # stop with an error after so many iterations without any skill; 0 = never
+    # external_hindsight: a service with the OpenAI protocol. Its key is read from the variable SEED_JAX_API_KEY.
+    hindsight.api_url = ""  # base URL, such as "http://localhost:8000/v1"
+    hindsight.api_model = ""  # the model's name at that service
+    hindsight.api_timeout_s = 120.0  # seconds for one answer
+    hindsight.api_workers = 16  # requests in flight
     return hindsight
 
 
 def _advantage() -> ConfigDict:
     adv = ConfigDict()
-    adv.kind = "grpo"  # "grpo" = reward relative to the group that shares a task
+    # "grpo" = reward relative to the group that shares a task | "drgrpo" = without its standard deviation | "rloo" =
+    # relative to the others | "gigpo" = grpo + the same for turns from equal observations | "reinforce_pp" = relative
+    # to the whole batch | "zero" = no reward signal
+    adv.kind = "grpo"  # how rewards become advantages
     adv.stat = "rows"  # group statistics over turn "rows" (long episodes weigh more) | over "episodes"
     adv.normalize = "std"  # "std" = (reward - mean) / (std + eps) | "mean" = reward - mean
     adv.eps = 1e-6  # added to the group's standard deviation
@@ -96,27 +122,72 @@ def _advantage() -> ConfigDict:
     adv.invalid = "format"  # a turn is invalid if its reply breaks the "format" | also if its command is "inadmissible"
     adv.invalid_penalty = "in_score"  # penalty: "in_score" = before normalisation | "after_norm" = from the advantage
     adv.penalty = 0.1  # penalty of an invalid turn, in units of reward (in_score) or of the advantage (after_norm)
+    adv.step_weight = 1.0  # gigpo: weight of the advantage of single turns
+    adv.gamma = 0.95  # gigpo: discount of rewards a turn later
+    adv.anchor_similarity = 1.0  # gigpo: observations with this difflib ratio are the same; 1 = equal texts only
+    adv.overlong_buffer = 0  # tokens before max_response_tokens where a reply starts to cost reward; 0 = never
+    adv.overlong_penalty = 1.0  # what a reply of max_response_tokens costs, in units of reward
+    # "none" | "add_gap" = A + weight * gap | "mult_clip" = A times clip(exp(sign(A) * gap)), blended in by the weight |
+    # "add_gate" = A + weight * sigmoid(beta * gap); gap = teacher log-prob - student log-prob of a token
+    adv.shape = "none"  # what the teacher does to the advantage of each token
+    adv.shape_weight = 0.0  # the weight in it; distill.schedule applies to it
+    adv.shape_clip = 0.2  # mult_clip: the factor stays in [1 - shape_clip, 1 + shape_clip]
     return adv
 
 
 def _loss() -> ConfigDict:
     loss = ConfigDict()
-    loss.rl_coef = 1.0  # weight of the clipped policy loss
+    # "ppo_clip" | "gspo" = one ratio a turn | "gspo_token" = the same with advantages that differ between tokens |
+    # "reinforce" = no ratio, no clip
+    loss.kind = "ppo_clip"  # policy loss
+    # "token_mean" = over all tokens | "seq_mean_token_mean" = over turns, of means over tokens | "seq_mean_token_sum" =
+    # over turns, of sums | "seq_mean_token_sum_norm" = that / max_response_tokens
+    loss.aggregation = "token_mean"  # mean of policy, KL and entropy terms, always over the whole mini-batch
+    loss.rl_coef = 1.0  # weight of the policy loss
     loss.clip_low = 0.2  # the policy ratio is clipped to [1 - clip_low, 1 + clip_high]
     loss.clip_high = 0.2  # see clip_low
-    loss.dual_clip = 3.0  # bound of the loss of a negative advantage, in multiples of it
-    loss.kl_coef = 0.01  # weight of the k3 divergence from the initial weights
+    loss.dual_clip = 3.0  # ppo_clip: bound of the loss of a negative advantage, in multiples of it
+    loss.importance_cap = 0.0  # cap of the weight exp(trainer - sampler log-prob) of a token; 0 = no such weight
+    loss.kl_coef = 0.01  # weight of the divergence from the initial weights
+    loss.kl_type = "k3"  # "k3" | "k1" | "k2", its estimates (objectives/policy_loss.py) | "full" = exact, as full_*
     loss.entropy_coef = 0.001  # weight of the entropy bonus
     return loss
 
 
 def _distill() -> ConfigDict:
+    """The teacher is the policy (see distill.teacher) with a skill in its prompt, scoring the policy's own tokens."""
     distill = ConfigDict()
-    distill.kind = "gap_nll"  # "none" | "gap_nll" = gate * (teacher log-prob - log-prob of the sampled token)
-    # "sig_gap" = sigmoid(beta * (teacher log-prob - student log-prob)) | "const" = 0.5 | "none" = 1; no gradient
-    distill.gate = "sig_gap"  # weight of each token
-    distill.beta = 5.0  # steepness of the gate, per nat
+    # "none" | "gap_nll" = gap | "score", "k2" = reverse KL | "k3" = forward KL | "k3_is" = reverse KL of stale samples
+    # | over the teacher's likeliest tokens: "topk_rev" | "topk_fwd" | "topk_jsd" | over all tokens (small vocabularies
+    # only): "full_rev" | "full_fwd" | "full_jsd"
+    distill.kind = "gap_nll"  # divergence from the teacher; gap = teacher log-prob - log-prob of the sampled token
+    # "sig_gap" = sigmoid(beta * gap) | "const" = 0.5 | "none" = 1 | "hard" = gap > threshold | "centered" = sig_gap -
+    # its mean | "outcome" = sigmoid(beta * sign(advantage) * gap) | "standardised" = sig_gap in standard deviations
+    distill.gate = "sig_gap"  # weight of each token; no gradient
+    distill.beta = 5.0  # steepness of the gate, per nat (per standard deviation: standardised)
+    distill.threshold = 0.0  # hard: the gap above which a token counts, in nats
     distill.coef = 0.01  # weight of the distillation loss
+    distill.clip = 0.0  # largest gap (score) or divergence of one entry (topk_*, full_*) that counts, nats; 0 = any
+    distill.top_k = 100  # topk_*: how many of the teacher's likeliest tokens
+    distill.support = "tail"  # topk_*: all other tokens together are one more entry, "tail" | are left out, "renorm"
+    distill.mix = 0.5  # *_jsd: share of the teacher in the mixture; 0 = forward KL, 1 = reverse KL
+    # "current" = of the moving weights | "old" = of those that sampled
+    distill.gap = "current"  # the student's log-prob in the gap of gates and shapes
+    # "old" = the policy before the update | "current" = in every step | "ema" = its moving average | "periodic" = as it
+    # was every refresh_every iterations | "frozen_init" = as it was before training
+    distill.teacher = "old"  # weights of the teacher
+    distill.ema_rate = 0.05  # ema: share of the new policy, once an iteration
+    distill.refresh_every = 10  # periodic: iterations between copies
+    distill.rows = "with_skill"  # turns: all "with_skill" | of them only "failed_only" | "success_only" episodes
+    distill.span = "all"  # tokens: "all" | of the "action" | of the "thought"
+    distill.denominator = "masked"  # mean over the "masked" (distilled) tokens | over "all" response tokens
+    # "const" | "linear" = to schedule_end, from iteration start to stop | "window" = only from start to stop |
+    # "handoff" = linear over stop - start iterations, from when the gap has stopped shrinking (not before start)
+    distill.schedule = "const"  # course of coef and of adv.shape_weight
+    distill.schedule_start = 0  # iteration, counted from 1
+    distill.schedule_stop = 100  # iteration
+    distill.schedule_end = 0.0  # linear, handoff: the last multiple of coef
+    distill.schedule_patience = 10  # handoff: iterations without a new low of the mean gap size
     return distill
 
 
@@ -165,5 +236,6 @@ def _log() -> ConfigDict:
     log = ConfigDict()
     log.episodes_per_iteration = 128  # episodes of an iteration written to episodes.jsonl
     log.tensorboard = True  # write TensorBoard files beside metrics.jsonl
+    log.grad_norms_every = 0  # iterations between separate gradient norms of RL and distillation; 0 = never
     log.diagnostics_episodes = 96  # episodes behind the closing skill table; 0 = no table
     return log

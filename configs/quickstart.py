@@ -37,6 +37,7 @@ def get_config(variant: str = "seed") -> ConfigDict:
     config.rollout.max_prompt_tokens = 140
     config.hindsight.max_analysis_tokens = 288
     config.hindsight.max_skill_tokens = 40
+    config.hindsight.library = str(base.SKILLS / "alfworld_compact")  # in the small model's vocabulary
 
     # A weak policy needs the penalty outside the normalised score: inside it, format alone earns full-size advantages.
     config.adv.stat = "episodes"
@@ -56,4 +57,7 @@ def get_config(variant: str = "seed") -> ConfigDict:
     config.pack.rows_per_micro = 64
     config.pack.micros_per_mini = 1
     config.eval.every = 5
-    return methods.apply(config, method)
+    methods.apply(config, method)
+    if config.hindsight.at_rollout:
+        config.pack.row_tokens = 200  # a turn and the skill that the policy read
+    return config

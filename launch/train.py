@@ -5,19 +5,15 @@ python -m launch.train --config=configs/quickstart.py[:METHOD] --workdir=DIR [--
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 
-import jax
 from absl import app, flags
 from ml_collections import config_flags
 
-from launch.environment import DataError, open_environment
+from launch import common
 from seed_jax import config as config_lib
-from seed_jax.runtime.host import keep_freed_memory, use_every_core
-from seed_jax.runtime.logging import WorkdirError, prepare_workdir
-from seed_jax.train.loop import Interrupted, train
+from seed_jax.train.loop import Interrupted
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "config file, with the method after a colon", lock_config=True
@@ -29,30 +25,18 @@ _OVERWRITE = flags.DEFINE_bool(
     "overwrite", False, "start again in a workdir that holds another run, removing that run's files"
 )
 
-EXIT_INTERRUPTED = 130
-
 
 def main(_) -> int:
-    config, workdir = _CONFIG.value, Path(_WORKDIR.value)
+    config = _CONFIG.value
     try:
-        config_lib.check(config)
-        resuming = prepare_workdir(workdir, config, _OVERWRITE.value)
-    except (config_lib.ConfigError, WorkdirError) as error:
+        common.check(config)
+        common.prepare_process([config])
+        common.run(config, Path(_WORKDIR.value), overwrite=_OVERWRITE.value)
+    except common.INPUT_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    keep_freed_memory()
-    use_every_core(min(config.pack.rows_per_micro, config.rollout.batch // 4))
-    logging.getLogger("absl").setLevel(logging.WARNING)
-    jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "seed_jax" / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    try:
-        with open_environment(config) as setup:
-            train(config, setup, workdir, resuming=resuming)
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return common.EXIT_BAD_INPUT
     except Interrupted:
-        return EXIT_INTERRUPTED
+        return common.EXIT_INTERRUPTED
     return 0
 
 

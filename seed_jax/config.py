@@ -7,145 +7,17 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from absl import app, flags
 from ml_collections import ConfigDict
 
+from seed_jax import config_rules as rules
+
 # Fields (and sections, with a final dot) that a resumed run may change: they alter neither the update nor the episodes,
 # nor which evaluations can be compared (the panel of a run is fixed).
 FREE_ON_RESUME = ("iterations", "eval.every", "checkpoint.", "log.", "mesh.", "env.workers", "env.step_timeout_s")
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "old_logprobs": ("recompute", "sampler"),
-    "model.dtype": ("float32", "bfloat16"),
-    "model.remat": ("none", "dots", "full"),
-    "env.engine": ("native", "textworld"),
-    "env.prompt": ("released", "compact"),
-    "hindsight.source": ("none", "self_hindsight"),
-    "hindsight.placement": ("after_task_line",),
-    "adv.kind": ("grpo",),
-    "adv.stat": ("rows", "episodes"),
-    "adv.normalize": ("std", "mean"),
-    "adv.invalid": ("format", "inadmissible"),
-    "adv.invalid_penalty": ("in_score", "after_norm"),
-    "distill.kind": ("none", "gap_nll"),
-    "distill.gate": ("sig_gap", "const", "none"),
-    "eval.split": ("seen", "unseen"),
-}
-
-_WHOLE_NUMBERS = {  # field -> smallest value that makes sense
-    "seed": 0,
-    "iterations": 1,
-    "env.max_steps": 1,
-    "env.history": 0,
-    "env.train_tasks": 1,
-    "env.workers": 0,
-    "rollout.tasks": 1,
-    "rollout.group": 1,
-    "rollout.max_response_tokens": 1,
-    "rollout.max_prompt_tokens": 1,
-    "rollout.batch": 1,
-    "rollout.prompt_bucket": 1,
-    "hindsight.max_analysis_tokens": 1,
-    "hindsight.max_skill_tokens": 1,
-    "hindsight.min_words": 1,
-    "hindsight.min_coverage_iterations": 0,
-    "optim.warmup_steps": 0,
-    "pack.row_tokens": 1,
-    "pack.teacher_row_tokens": 1,
-    "pack.max_turns_per_row": 1,
-    "pack.scored_tokens_per_row": 1,
-    "pack.rows_per_micro": 1,
-    "pack.micros_per_mini": 1,
-    "eval.every": 0,
-    "eval.games": 1,
-    "eval.seed": 0,
-    "checkpoint.every": 1,
-    "checkpoint.keep": 1,
-    "log.episodes_per_iteration": 0,
-    "log.diagnostics_episodes": 0,
-}
-
-# Real numbers: must be > 0, >= 0, or in [0, 1).
-_POSITIVE = ("env.step_timeout_s", "rollout.temperature", "adv.eps", "optim.lr", "optim.eps", "optim.grad_clip")
-_NOT_NEGATIVE = (
-    "adv.std_floor",
-    "adv.penalty",
-    "loss.rl_coef",
-    "loss.clip_high",
-    "loss.kl_coef",
-    "loss.entropy_coef",
-    "distill.beta",
-    "distill.coef",
-    "optim.weight_decay",
-)
-_FRACTIONS = ("loss.clip_low", "optim.b1", "optim.b2")
-_NAMES = ("method", "model.init", "env.name", "env.data", "env.size")
-_SWITCHES = ("rollout.require_think", "log.tensorboard")
-_OTHER = ("mesh.fsdp", "mesh.tensor", "loss.dual_clip", "eval.temperatures")
-
-
-# Fields that exclude each other: (fields, whether their values clash, why and what to do).
-_COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
-    (
-        ("adv.kind", "rollout.group"),
-        lambda kind, group: kind == "grpo" and group < 2,
-        "a reward is compared inside its group, so a group needs 2 episodes or more",
-    ),
-    (
-        ("env.train_tasks", "rollout.tasks"),
-        lambda available, wanted: available < wanted,
-        "an iteration needs more tasks than there are; lower rollout.tasks or raise env.train_tasks",
-    ),
-    (
-        ("distill.kind", "hindsight.source"),
-        lambda kind, source: kind != "none" and source == "none",
-        "distillation needs skills; set hindsight.source = 'self_hindsight', or distill.kind = 'none'",
-    ),
-    (
-        ("hindsight.source", "distill.kind"),
-        lambda source, kind: source != "none" and kind == "none",
-        "skills would be written and never used; set hindsight.source = 'none', or distill.kind = 'gap_nll'",
-    ),
-    (
-        ("loss.rl_coef", "distill.kind", "distill.coef"),
-        lambda rl_coef, kind, coef: rl_coef == 0 and (kind == "none" or coef == 0),
-        "nothing is left to learn from; raise one of the coefficients above 0 (distill.coef needs a distill.kind)",
-    ),
-    (
-        ("adv.normalize", "adv.std_floor"),
-        lambda normalize, floor: normalize == "mean" and floor > 0,
-        "without a standard deviation its floor does nothing; set adv.std_floor = 0.0, or adv.normalize = 'std'",
-    ),
-    (
-        ("pack.row_tokens", "rollout.max_prompt_tokens", "rollout.max_response_tokens"),
-        lambda row, prompt, response: row < prompt + response,
-        "a row must hold a whole turn; raise the first to the sum of the others, or lower these",
-    ),
-    (
-        ("pack.scored_tokens_per_row", "rollout.max_response_tokens"),
-        lambda scored, response: scored < response,
-        "a row must score a whole response; raise the first to the second, or lower this",
-    ),
-    (
-        (
-            "pack.teacher_row_tokens",
-            "rollout.max_prompt_tokens",
-            "hindsight.max_skill_tokens",
-            "rollout.max_response_tokens",
-            "distill.kind",
-        ),
-        lambda row, prompt, skill, response, kind: kind != "none" and row < prompt + skill + response,
-        "a teacher row must hold a whole turn and its skill; raise the first to the sum of the next three",
-    ),
-    (
-        ("mesh.fsdp", "mesh.tensor"),
-        lambda fsdp, tensor: fsdp == -1 and tensor == -1,
-        "only one of them can be 'all that is left'; give the other a number of devices",
-    ),
-)
 
 
 class ConfigError(ValueError):
@@ -155,7 +27,18 @@ class ConfigError(ValueError):
 def check(config: ConfigDict) -> None:
     """Raises ConfigError, with one line for each problem, if a value is impossible or two values exclude each other."""
     values = flatten(config)
-    known = [*_CHOICES, *_WHOLE_NUMBERS, *_POSITIVE, *_NOT_NEGATIVE, *_FRACTIONS, *_NAMES, *_SWITCHES, *_OTHER]
+    known = [
+        *rules.CHOICES,
+        *rules.WHOLE_NUMBERS,
+        *rules.POSITIVE,
+        *rules.NOT_NEGATIVE,
+        *rules.FRACTIONS,
+        *rules.SHARES,
+        *rules.NAMES,
+        *rules.SWITCHES,
+        *rules.TEXTS,
+        *rules.OTHER,
+    ]
     missing = [field for field in known if field not in values]
     problems = [f"{field} is missing: start from configs/base.py, which has every field" for field in missing]
     problems += [unknown_field(known, field) for field in values if field not in known]
@@ -166,6 +49,22 @@ def check(config: ConfigDict) -> None:
         raise ConfigError("the config cannot work:\n" + "\n".join(f"  - {problem}" for problem in problems))
 
 
+def warnings(config: ConfigDict) -> list[str]:
+    """What a config allows but hardly anyone wants, one line each."""
+    values = flatten(config)
+    found = []
+    if values["distill.kind"] == "gap_nll" and values["distill.gate"] in ("none", "const"):
+        found.append(
+            f"distill.kind = 'gap_nll', distill.gate = {values['distill.gate']!r}: the gradient does not depend on the "
+            "teacher; 'score' is a distillation without a gate"
+        )
+    if values["loss.kl_type"] == "k1" and values["loss.kl_coef"] > 0:
+        found.append(
+            "loss.kl_type = 'k1': as a loss it pulls nowhere on average; 'k2' has the gradient of the divergence"
+        )
+    return found
+
+
 def _single_problems(values: Mapping[str, Any]) -> dict[str, str]:
     """The message for each field whose value is impossible by itself."""
     problems: dict[str, str] = {}
@@ -174,28 +73,37 @@ def _single_problems(values: Mapping[str, Any]) -> dict[str, str]:
         if not holds:
             problems[field] = f"{field} = {values[field]!r}: {requirement}"
 
-    for field, choices in _CHOICES.items():
+    for field, choices in rules.CHOICES.items():
         require(field, values[field] in choices, "must be " + " or ".join(repr(choice) for choice in choices))
-    for field, smallest in _WHOLE_NUMBERS.items():
+    for field, smallest in rules.WHOLE_NUMBERS.items():
         value = values[field]
         whole = isinstance(value, int) and not isinstance(value, bool)
         require(field, whole and value >= smallest, f"must be a whole number, {smallest} or more")
-    for field in _POSITIVE:
+    for field in rules.POSITIVE:
         require(field, _is_number(values[field]) and values[field] > 0, "must be a number greater than 0")
-    for field in _NOT_NEGATIVE:
+    for field in rules.NOT_NEGATIVE:
         require(field, _is_number(values[field]) and values[field] >= 0, "must be a number, 0 or more")
-    for field in _FRACTIONS:
+    for field in rules.FRACTIONS:
         require(field, _is_number(values[field]) and 0 <= values[field] < 1, "must be 0 or more and less than 1")
-    for field in _NAMES:
+    for field in rules.SHARES:
+        require(field, _is_number(values[field]) and 0 < values[field] <= 1, "must be more than 0 and at most 1")
+    for field in rules.NAMES:
         hint = " (a directory in Hugging Face format)" if field == "model.init" else ""
         require(field, isinstance(values[field], str) and values[field] != "", f"must be a non-empty text{hint}")
-    for field in _SWITCHES:
+    for field in rules.SWITCHES:
         require(field, isinstance(values[field], bool), "must be True or False")
     for field in ("mesh.fsdp", "mesh.tensor"):
         value = values[field]
         require(field, isinstance(value, int) and (value >= 1 or value == -1), "must be 1 or more, or -1 for the rest")
+    for field in rules.TEXTS:
+        require(field, isinstance(values[field], str), "must be a text")
+    share = values["hindsight.at_rollout"]
+    require("hindsight.at_rollout", _is_number(share) and 0 <= share <= 1, "must be a share, from 0 to 1")
     dual_clip = values["loss.dual_clip"]
     require("loss.dual_clip", _is_number(dual_clip) and dual_clip > 1, "must be a number greater than 1")
+    mix = values["distill.mix"]
+    require("distill.mix", _is_number(mix) and 0 <= mix <= 1, "must be a share, from 0 to 1")
+    require("distill.threshold", _is_number(values["distill.threshold"]), "must be a number")
     temperatures = values["eval.temperatures"]
     valid = isinstance(temperatures, list) and temperatures and all(_is_number(t) and t >= 0 for t in temperatures)
     require("eval.temperatures", bool(valid), "must be one or more numbers, 0 (greedy) or more, such as (0.0, 0.4)")
@@ -205,7 +113,7 @@ def _single_problems(values: Mapping[str, Any]) -> dict[str, str]:
 def _combination_problems(values: Mapping[str, Any], impossible: set[str]) -> list[str]:
     """Combinations are judged only where each of the values is possible by itself."""
     problems = []
-    for fields, clash, why in _COMBINATIONS:
+    for fields, clash, why in rules.COMBINATIONS:
         if impossible.isdisjoint(fields) and clash(*(values[field] for field in fields)):
             shown = ", ".join(f"{field} = {values[field]!r}" for field in fields)
             problems.append(f"{shown}: {why}")

@@ -12,27 +12,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from seed_jax import tokenizer as tok
-from seed_jax.hindsight.prompts import insert_skill
+from seed_jax.hindsight.prompts import encode_with_skills
 from seed_jax.models.spec import ModelSpec
+from seed_jax.spans import tag_span
 from seed_jax.train.packing import Sample, Shape
 from seed_jax.train.scoring import score
-from seed_jax.types import Episode
+from seed_jax.types import Episode, Skill
 
 SOURCES = ("true", "self", "wrong")
 
 
 def command_span(tokenizer, response_ids: Sequence[int]) -> slice:
     """The response tokens between the action tags; empty if there is no action block."""
-    start = end = None
-    for i in range(len(response_ids)):
-        text = tok.decode(tokenizer, response_ids[: i + 1]).lower()
-        if start is None and "<action>" in text:
-            start = i + 1
-        if start is not None and "</action>" in text[text.index("<action>") :]:
-            end = i
-            break
-    return slice(start, end) if end is not None else slice(0, 0)
+    return tag_span(tokenizer, response_ids, "action")
 
 
 def skill_table(
@@ -44,6 +36,7 @@ def skill_table(
     row_class: Callable[[Episode, int], str | None],
     style: str,
     shape: Shape,
+    encode: Callable[[Sequence[str], Sequence[Skill]], list[list[int]]] | None = None,
 ) -> dict[str, dict]:
     """{row class: {source: {"gap", "positive", "command_gap", "rows"}}} for the sources true, self and wrong.
 
@@ -53,7 +46,10 @@ def skill_table(
     episodes: played at temperature 1 with the student's prompt, `skill` filled in by the analyzer; true_skills: one
         an episode;
     wrong: the true skill of another task (the next episode with another goal).
+    encode: how prompts and skills become ids (`Skills.encode`); default: a hindsight skill after the task line.
     """
+    if encode is None:
+        encode = lambda prompts, skills: encode_with_skills(tokenizer, prompts, [s.text for s in skills], style)  # noqa: E731
     cases, rows = [], []
     for index, episode in enumerate(episodes):
         other = next(
@@ -76,8 +72,8 @@ def skill_table(
             for source, skill in skills.items():
                 if skill is not None:
                     cases.append((name, source, turn, span))
-                    rows.append(insert_skill(turn.prompt, skill, style))
-    prompts = tok.encode_prompts(tokenizer, rows)
+                    rows.append((turn.prompt, Skill("", skill)))
+    prompts = encode([prompt for prompt, _ in rows], [skill for _, skill in rows])
     fitting = [i for i, p in enumerate(prompts) if len(p) + len(cases[i][2].response_ids) <= shape.row_tokens]
     samples = [Sample(prompts[i], cases[i][2].response_ids) for i in fitting]
     gaps: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))

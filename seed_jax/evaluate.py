@@ -24,13 +24,14 @@ def evaluate(
     max_tokens: int,
     max_prompt_tokens: int,
     seed: int,
+    skills: Any = None,
     on_turn: Callable[[int, int], None] = lambda step, live: None,
 ) -> tuple[dict, list[Episode]]:
     """Plays the panel once at one temperature -> (summary, episodes). An environment error is raised: a panel has
     no gaps.
 
-    The keys depend on `seed`, the game's place in the panel and the turn only: the same weights always give the
-    same result.
+    skills: the `Skills` that every episode is played with; None = without. The keys depend on `seed`, the game's place
+    in the panel and the turn only: the same weights always give the same result.
     """
     counts: Counter = Counter()
     episodes = play(
@@ -44,6 +45,8 @@ def evaluate(
         max_prompt_tokens=max_prompt_tokens,
         seed=seed,
         counts=counts,
+        skills=skills,
+        share=0.0 if skills is None else 1.0,
         on_turn=on_turn,
     )
     lost = [episode for episode in episodes if episode.error]
@@ -51,7 +54,35 @@ def evaluate(
         raise RuntimeError(
             f"{len(lost)} of {len(episodes)} panel games failed, first {lost[0].task_id}: {lost[0].error}"
         )
-    return {"temperature": temperature, **summarize(episodes)}, episodes
+    result = {"temperature": temperature, "with_skills": skills is not None, **summarize(episodes)}
+    if skills is not None:
+        result["skill_coverage"] = sum(episode.given is not None for episode in episodes) / max(1, len(episodes))
+        result["given_overflow"] = counts["given_overflow"]
+    return result, episodes
+
+
+def evaluate_all(run) -> list[dict]:
+    """The panel of a training run at each of its temperatures, without and with skills as its config says.
+
+    The first result is the headline: at the first temperature, without skills where both are asked for.
+    """
+    config = run.config
+    return [
+        evaluate(
+            run.sampler,
+            run.tokenizer,
+            run.setup.world,
+            run.setup.panel,
+            temperature=float(temperature),
+            max_tokens=config.rollout.max_response_tokens,
+            max_prompt_tokens=config.rollout.max_prompt_tokens,
+            seed=config.eval.seed,
+            skills=run.skills if with_skills else None,
+            on_turn=run.on_turn,
+        )[0]
+        for with_skills in run.skills.at_eval
+        for temperature in config.eval.temperatures
+    ]
 
 
 def summarize(episodes: Sequence[Episode]) -> dict:

@@ -44,13 +44,16 @@ def play(
     max_prompt_tokens: int,
     seed: int | None = None,
     counts: Counter | None = None,
+    skills: Any = None,
+    share: float = 0.0,
     on_turn: Callable[[int, int], None] = lambda step, live: None,
 ) -> list[Episode]:
     """Plays every task `group` times. Episode i belongs to task i // group and is sampled with the keys (stream, i,
     turn).
 
-    An episode whose environment fails for good carries `error` and no further turns. Counts: prompt_truncated,
-    env_errors.
+    skills: the run's `Skills`, with which `share` of every group's episodes are played; each episode's skill is found
+    once and stays in `given`. An episode whose environment fails for good carries `error` and no further turns.
+    Counts: prompt_truncated, given_overflow, env_errors.
     """
     counts = Counter() if counts is None else counts
     slots = [task for task in tasks for _ in range(group)]
@@ -59,6 +62,8 @@ def play(
     for index, (task, observation) in enumerate(zip(slots, observations, strict=True)):
         episode = Episode(task_id=task.id, family=task.family, goal=task.goal, group=index // group, index=index)
         episodes.append(episode)
+        if share:
+            skills.give(episode, index % group, share)
         _arrive(episode, observation, current, counts)
     for step in range(world.max_steps):
         live = sorted(current)
@@ -66,6 +71,7 @@ def play(
             break
         on_turn(step, len(live))
         prompts, ids = _prompts(tokenizer, world, episodes, current, live, max_prompt_tokens, counts)
+        _insert_given(skills, [episodes[index] for index in live], prompts, ids, max_prompt_tokens, counts)
         replies = sampler.generate(ids, params, [(stream, index, step) for index in live], seed=seed)
         commands = []
         for index, prompt, prompt_ids, reply in zip(live, prompts, ids, replies, strict=True):
@@ -86,6 +92,8 @@ def _arrive(episode: Episode, observation, current: dict, counts: Counter) -> No
         counts["env_errors"] += 1
         return
     episode.reward += observation.reward
+    if episode.turns:
+        episode.turns[-1].reward = observation.reward
     episode.won = observation.won
     if not observation.done:
         current[episode.index] = observation
@@ -114,6 +122,20 @@ def _prompts(tokenizer, world: World, episodes, current, live, max_tokens: int, 
             texts[row] = render(index, window)
             ids[row] = tok.encode_prompts(tokenizer, [texts[row]])[0]
     return texts, ids
+
+
+def _insert_given(skills, episodes, prompts, ids: list[list[int]], max_tokens: int, counts: Counter) -> None:
+    """Replaces the ids of turns whose episode has a given skill. One that does not fit is left out and counted."""
+    rows = [row for row, episode in enumerate(episodes) if episode.given]
+    if not rows:
+        return
+    limit = max_tokens + skills.hindsight.max_skill_tokens
+    encoded = skills.encode([prompts[row] for row in rows], [episodes[row].given for row in rows])
+    for row, longer in zip(rows, encoded, strict=True):
+        if len(longer) <= limit:
+            ids[row] = longer
+        else:
+            counts["given_overflow"] += 1
 
 
 def _turn(tokenizer, domain: Domain, observation, prompt: str, prompt_ids: list[int], reply) -> Turn:

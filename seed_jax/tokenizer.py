@@ -42,16 +42,30 @@ def load_tokenizer(directory: str | Path):
     return tokenizer
 
 
-def encode_prompts(tokenizer, prompts: Sequence[str], enable_thinking: bool | None = None) -> list[list[int]]:
+def encode_prompts(
+    tokenizer,
+    prompts: Sequence[str],
+    systems: Sequence[str] | None = None,
+    before: Sequence[str] | None = None,
+    enable_thinking: bool | None = None,
+) -> list[list[int]]:
     """Each prompt as one user message with the generation prompt -> token ids.
 
+    systems: a system message for each prompt, "" for none; before: text that precedes the whole rendered chat.
     enable_thinking: passed to the chat template; Qwen3's starts the reply with an empty thought if it is False
     """
     if not prompts:
         return []
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    if systems is not None:
+        chats = [
+            [{"role": "system", "content": system}, *chat] if system else chat
+            for system, chat in zip(systems, chats, strict=True)
+        ]
     options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
     rendered = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True, **options)
+    if before is not None:
+        rendered = [first + chat for first, chat in zip(before, rendered, strict=True)]
     return tokenizer(rendered, add_special_tokens=False)["input_ids"]
 
 

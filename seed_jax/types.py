@@ -37,7 +37,10 @@ class Skill(NamedTuple):
 
 @dataclass
 class Turn:
-    """One environment step: what the policy read, what it wrote, what came of it."""
+    """One environment step: what the policy read, what it wrote, what came of it.
+
+    prompt: without any skill; prompt_ids: what the policy read, the episode's `given` skill included
+    """
 
     prompt: str
     prompt_ids: list[int]
@@ -49,11 +52,15 @@ class Turn:
     valid: bool
     admissible: bool
     result: str = ""
+    reward: float = 0.0  # of this step alone
 
 
 @dataclass
 class Episode:
-    """One played task. `group` numbers the task inside its batch; episodes of a group share the task."""
+    """One played task. `group` numbers the task inside its batch; episodes of a group share the task.
+
+    skill: what the teacher reads; skill_error: why there is none; given: what the policy read itself while it played
+    """
 
     task_id: str
     family: str
@@ -66,3 +73,4 @@ class Episode:
     error: str | None = None
     skill: Skill | None = None
     skill_error: str | None = None
+    given: Skill | None = None

@@ -15,6 +15,7 @@ from configs import base
 from seed_jax import config as config_lib
 
 ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = {"hindsight__source": "static_library"}
 
 
 def make_config(**overrides: object) -> ConfigDict:
@@ -76,6 +77,15 @@ def test_every_field_has_a_comment():
         ("rollout__max_response_tokens", 0),
         ("rollout__require_think", "yes"),
         ("hindsight__source", "oracle"),
+        ("hindsight__retrieval", "embedding"),
+        ("hindsight__control", "shuffled"),
+        ("hindsight__placement", "footer"),
+        ("hindsight__at_rollout", 1.5),
+        ("hindsight__at_rollout", "half"),
+        ("hindsight__at_eval", True),
+        ("hindsight__library", None),
+        ("hindsight__api_timeout_s", 0.0),
+        ("hindsight__api_workers", 0),
         ("hindsight__min_coverage_iterations", -1),
         ("adv__kind", "ppo"),
         ("adv__eps", 0.0),
@@ -84,7 +94,27 @@ def test_every_field_has_a_comment():
         ("loss__clip_low", 1.0),
         ("loss__dual_clip", 1.0),
         ("loss__kl_coef", -0.01),
-        ("distill__gate", "hard"),
+        ("distill__gate", "soft"),
+        ("distill__kind", "kl"),
+        ("distill__teacher", "other"),
+        ("distill__span", "plan"),
+        ("distill__schedule", "cosine"),
+        ("distill__ema_rate", 0.0),
+        ("distill__mix", 1.5),
+        ("distill__threshold", "high"),
+        ("distill__top_k", 0),
+        ("distill__schedule_patience", 0),
+        ("adv__shape", "turn_mult"),
+        ("adv__shape_clip", 1.0),
+        ("adv__gamma", 1.1),
+        ("adv__overlong_buffer", -1),
+        ("loss__kind", "vpg"),
+        ("loss__aggregation", "mean"),
+        ("loss__kl_type", "k4"),
+        ("loss__importance_cap", -1.0),
+        ("rollout__group_filter", "all"),
+        ("rollout__max_rounds", 0),
+        ("log__grad_norms_every", -1),
         ("distill__coef", float("inf")),
         ("optim__lr", "fast"),
         ("optim__lr", 0.0),
@@ -110,7 +140,51 @@ def test_impossible_value_names_field_and_value(field, value):
         ({"env__train_tasks": 8}, ["env.train_tasks = 8", "rollout.tasks = 16"]),
         ({"hindsight__source": "none"}, ["distill.kind", "hindsight.source", "distill.kind = 'none'"]),
         ({"distill__kind": "none"}, ["hindsight.source", "distill.kind"]),
+        ({"hindsight__at_rollout": 0.5}, ["hindsight.at_rollout = 0.5", "hindsight.source = 'self_hindsight'"]),
+        ({"hindsight__at_eval": "both"}, ["hindsight.at_eval = 'both'", "hindsight.source = 'self_hindsight'"]),
+        ({**LIBRARY, "hindsight__at_rollout": 1.0}, ["hindsight.at_rollout = 1.0", "distill.kind = 'gap_nll'"]),
+        ({**LIBRARY, "hindsight__library": ""}, ["hindsight.source = 'static_library'", "hindsight.library = ''"]),
+        ({"hindsight__source": "external_hindsight"}, ["hindsight.api_url = ''", "hindsight.api_model = ''"]),
+        (
+            {"hindsight__source": "none", "distill__kind": "none", "hindsight__control": "placebo"},
+            ["hindsight.control = 'placebo'", "hindsight.source = 'none'"],
+        ),
+        (
+            {**LIBRARY, "hindsight__control": "wrong_skill", "hindsight__retrieval": "all"},
+            ["hindsight.control = 'wrong_skill'", "hindsight.retrieval = 'all'"],
+        ),
+        (
+            {**LIBRARY, "hindsight__control": "placebo", "hindsight__retrieval": "keyword_full_prompt"},
+            ["hindsight.control = 'placebo'", "hindsight.retrieval = 'keyword_full_prompt'"],
+        ),
+        (
+            {**LIBRARY, "hindsight__at_rollout": 0.5, "pack__row_tokens": 2815},
+            ["pack.row_tokens = 2815", "hindsight.max_skill_tokens = 256", "hindsight.at_rollout = 0.5"],
+        ),
         ({"loss__rl_coef": 0.0, "distill__coef": 0.0}, ["loss.rl_coef", "distill.coef"]),
+        ({"adv__kind": "zero", "distill__coef": 0.0}, ["adv.kind = 'zero'", "distill.coef = 0.0"]),
+        ({"adv__kind": "drgrpo"}, ["adv.kind = 'drgrpo'", "adv.normalize = 'std'"]),
+        ({"adv__kind": "rloo"}, ["adv.kind = 'rloo'", "adv.normalize = 'std'"]),
+        (
+            {"adv__shape": "add_gap", "hindsight__source": "none", "distill__kind": "none"},
+            ["adv.shape = 'add_gap'", "hindsight.source = 'none'"],
+        ),
+        ({"loss__kind": "gspo"}, ["loss.kind = 'gspo'", "loss.aggregation = 'token_mean'"]),
+        (
+            {"loss__kind": "gspo", "loss__aggregation": "seq_mean_token_mean", "adv__shape": "mult_clip"},
+            ["loss.kind = 'gspo'", "adv.shape = 'mult_clip'", "gspo_token"],
+        ),
+        ({"loss__importance_cap": 2.0, "old_logprobs": "sampler"}, ["loss.importance_cap", "old_logprobs"]),
+        ({"distill__gate": "outcome", "adv__kind": "zero"}, ["distill.gate = 'outcome'", "adv.kind = 'zero'"]),
+        (
+            {"distill__schedule": "linear", "distill__schedule_start": 9, "distill__schedule_stop": 9},
+            ["distill.schedule = 'linear'", "schedule_start = 9", "schedule_stop = 9"],
+        ),
+        (
+            {"distill__schedule": "window", "distill__kind": "none", "hindsight__source": "none"},
+            ["distill.schedule = 'window'", "distill.kind = 'none'"],
+        ),
+        ({"adv__overlong_buffer": 513}, ["adv.overlong_buffer = 513", "rollout.max_response_tokens = 512"]),
         ({"adv__normalize": "mean", "adv__std_floor": 1.0}, ["adv.normalize", "adv.std_floor"]),
         (
             {"pack__row_tokens": 2559},
@@ -135,10 +209,24 @@ def test_impossible_combination_names_all_fields(overrides, fields):
         {"loss__rl_coef": 1},
         {"pack__row_tokens": 2560},
         {"pack__teacher_row_tokens": 2816},
+        LIBRARY,
+        {**LIBRARY, "hindsight__at_rollout": 0.5, "pack__row_tokens": 2816},
+        {**LIBRARY, "hindsight__at_rollout": 1.0, "hindsight__at_eval": "both", "distill__kind": "none"},
+        {**LIBRARY, "hindsight__control": "placebo", "hindsight__retrieval": "all"},
+        {"hindsight__control": "wrong_skill", "hindsight__retrieval": "all"},
     ],
 )
 def test_possible_combinations_pass(overrides):
     config_lib.check(make_config(**overrides))
+
+
+def test_warnings():
+    assert config_lib.warnings(make_config()) == []
+    (warning,) = config_lib.warnings(make_config(distill__gate="const"))
+    assert "distill.kind = 'gap_nll', distill.gate = 'const'" in warning
+    (warning,) = config_lib.warnings(make_config(loss__kl_type="k1"))
+    assert "loss.kl_type = 'k1'" in warning
+    assert config_lib.warnings(make_config(loss__kl_type="k1", loss__kl_coef=0.0)) == []
 
 
 def test_all_problems_in_one_message():

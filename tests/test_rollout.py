@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from envs.base import EnvError
 from envs.pool import make_pool
 from seed_jax import tokenizer as tok
 from seed_jax.rollout import World, play
-from seed_jax.types import Completion, SamplingParams
+from seed_jax.types import Completion, SamplingParams, Skill
 from tests import tiny
 
 TASKS = make_tasks("train", 3)
@@ -195,3 +196,47 @@ def test_lost_episodes_are_marked_and_the_others_go_on():
     assert episodes[0].turns == [] and len(episodes[2].turns) == 2 and episodes[2].turns[-1].result == ""
     assert counts["env_errors"] == 2
     assert pool.asked[:3] == [[1, 2], [1, 2], [1]]
+
+
+# -- skills in the policy's own prompts --------------------------------------------------------------------------------
+
+
+class Given:
+    """Gives every second episode of a group the same skill; `limit` tokens may be added to a prompt."""
+
+    def __init__(self, limit: int):
+        self.hindsight, self.asked = SimpleNamespace(max_skill_tokens=limit), []
+
+    def give(self, episode, place, share):
+        self.asked.append((episode.index, place, share))
+        if place % 2:
+            episode.given = Skill("", "look for mug")
+
+    def encode(self, prompts, skills):
+        return [[7, 7, *ids] for ids in tok.encode_prompts(tiny.tokenizer(), prompts)]
+
+
+def test_given_skills_are_in_the_ids_and_not_in_the_text():
+    plain, _, _ = rollout(follow(TASKS, 2), TASKS[:2], group=2)
+    given = Given(9)
+    episodes, _, counts = rollout(follow(TASKS, 2), TASKS[:2], group=2, skills=given, share=0.5)
+    assert given.asked == [(0, 0, 0.5), (1, 1, 0.5), (2, 0, 0.5), (3, 1, 0.5)], "once an episode"
+    assert [episode.given is not None for episode in episodes] == [False, True, False, True]
+    assert counts["given_overflow"] == 0
+    for before, episode in zip(plain, episodes, strict=True):
+        for old, turn in zip(before.turns, episode.turns, strict=True):
+            assert turn.prompt == old.prompt
+            assert turn.prompt_ids == ([7, 7, *old.prompt_ids] if episode.given else old.prompt_ids)
+
+
+def test_given_skill_without_room_is_left_out_and_counted():
+    plain, _, _ = rollout(follow(TASKS), TASKS[:1])
+    longest = max(len(turn.prompt_ids) for turn in plain[0].turns)
+    episodes, _, counts = rollout(
+        follow(TASKS, 2), TASKS[:1], group=2, skills=Given(1), share=1.0, max_prompt_tokens=longest
+    )
+    sizes = [len(turn.prompt_ids) for turn in plain[0].turns]
+    assert [len(turn.prompt_ids) for turn in episodes[1].turns] == [
+        size + 2 if size + 2 <= longest + 1 else size for size in sizes
+    ]
+    assert counts["given_overflow"] == sum(size + 2 > longest + 1 for size in sizes) > 0

@@ -3,6 +3,7 @@ loop."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import random
@@ -15,6 +16,7 @@ from configs import quickstart
 from envs.alfworld import engine, games, generate, planner, vocabulary
 from envs.alfworld.domain import AlfworldDomain
 from envs.base import Obs
+from seed_jax import sharding
 from seed_jax import tokenizer as tok
 from seed_jax.models import hf
 from seed_jax.models.spec import ModelSpec, init_params
@@ -110,6 +112,22 @@ def config(model_dir: Path, method: str = "seed"):
     config.log.diagnostics_episodes = 6
     config.hindsight.min_coverage_iterations = 0
     return config
+
+
+@contextlib.contextmanager
+def one_device(cache: Path):
+    """Runs take one of the test's virtual devices; programs compiled for one run serve the others, from `cache`."""
+    settings = {"jax_compilation_cache_dir": str(cache), "jax_persistent_cache_min_compile_time_secs": 0.2}
+    before, make_mesh = {name: getattr(jax.config, name) for name in settings}, sharding.make_mesh
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    sharding.make_mesh = functools.partial(make_mesh, jax.devices()[:1])
+    try:
+        yield
+    finally:
+        sharding.make_mesh = make_mesh
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 class EasyPool:

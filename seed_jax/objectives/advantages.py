@@ -1,4 +1,4 @@
-"""Group-relative advantages. Pure functions, float32, static shapes, usable inside jit.
+"""Advantages of turn rows, and their shaping by the teacher. Pure functions, float32, static shapes, usable inside jit.
 
 Shapes: every array is [rows], one row per environment turn. `mask` marks real rows; padding rows contribute to nothing
 and get 0. Group and episode ids are any integers; an episode is a distinct (group, episode) pair.
@@ -7,13 +7,20 @@ and get 0. Group and episode ids are any integers; an episode is a distinct (gro
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, nn
+from jax.lax import stop_gradient
 from jax.ops import segment_max, segment_min, segment_sum
 from jax.typing import ArrayLike
 
+KINDS = ("grpo", "drgrpo", "rloo", "gigpo", "reinforce_pp", "zero")
+# Estimators whose definition has no standard deviation.
+MEAN_ONLY = ("drgrpo", "rloo")
+SHAPES = ("none", "add_gap", "mult_clip", "add_gate")
 STATS = ("rows", "episodes")
 NORMALIZATIONS = ("std", "mean")
 PENALTIES = ("in_score", "after_norm")
+
+_MAX_EXPONENT = 20.0  # far outside every clip range; it keeps exp finite
 
 
 def grpo(
@@ -74,6 +81,151 @@ def grpo(
     return centered / (jnp.maximum(std, std_floor) + eps)
 
 
+def drgrpo(scores: Array, group_ids: Array, episode_ids: Array, *, stat: str = "rows", mask: Array | None = None):
+    """Dr. GRPO (arXiv 2503.20783): A = s - mean of the group, without a standard deviation. As `grpo`, [rows]."""
+    return grpo(scores, group_ids, episode_ids, stat=stat, normalize="mean", mask=mask)
+
+
+def rloo(scores: Array, group_ids: Array, episode_ids: Array, *, stat: str = "rows", mask: Array | None = None):
+    """Leave-one-out baseline (arXiv 2402.14740): A = n / (n - 1) (s - mean), the score minus the mean of the others.
+
+    n counts the entries of the group: rows or episodes, see `grpo`. A group of one entry has no others: A = s.
+    Returns [rows], float32.
+    """
+    centered = drgrpo(scores, group_ids, episode_ids, stat=stat, mask=mask)
+    _, real = _check_rows(scores, mask)
+    entries = real if stat == "rows" else real & _is_first_of_episode(group_ids, episode_ids, real)
+    groups = _dense_ids(group_ids)
+    count = _sums(entries, groups)[groups]
+    return centered * jnp.where(count > 1, count / jnp.maximum(count - 1, 1), 1.0)
+
+
+def reinforce_pp(
+    scores: Array,
+    group_ids: Array,
+    episode_ids: Array,
+    *,
+    stat: str = "rows",
+    normalize: str = "std",
+    eps: ArrayLike = 1e-6,
+    std_floor: ArrayLike = 0.0,
+    mask: Array | None = None,
+) -> Array:
+    """REINFORCE++ (arXiv 2501.03262): scores whitened over the whole batch; groups only tell episodes apart.
+
+    Arguments and result as in `grpo`.
+    """
+    everyone = jnp.zeros(jnp.shape(group_ids), jnp.int32)
+    episodes = _dense_ids(jnp.stack([jnp.asarray(group_ids), jnp.asarray(episode_ids)], axis=1))
+    return grpo(scores, everyone, episodes, stat=stat, normalize=normalize, eps=eps, std_floor=std_floor, mask=mask)
+
+
+def gigpo_steps(
+    step_returns: Array,
+    group_ids: Array,
+    anchor_ids: Array,
+    *,
+    normalize: str = "std",
+    eps: ArrayLike = 1e-6,
+    std_floor: ArrayLike = 0.0,
+    mask: Array | None = None,
+) -> Array:
+    """Step advantages of GiGPO (arXiv 2505.10978 eq. 6-7): the return from a turn on, relative to all turns of the
+    same task that started from the same observation.
+
+    Args:
+        step_returns: discounted return from each turn on, [rows].
+        group_ids: task of each row, [rows], integer.
+        anchor_ids: observation of each row, [rows], integer; compared only inside a task.
+        Others as in `grpo`; an observation that only one row has seen gives 0.
+
+    Returns:
+        [rows], float32.
+    """
+    step_returns, real = _check_rows(step_returns, mask, group_ids, anchor_ids)
+    anchors = _dense_ids(jnp.stack([jnp.asarray(group_ids), jnp.asarray(anchor_ids)], axis=1))
+    settings = dict(normalize=normalize, eps=eps, std_floor=std_floor, mask=real)
+    relative = grpo(step_returns, anchors, anchors, stat="rows", **settings)
+    return jnp.where(_sums(real, anchors)[anchors] > 1, relative, 0.0)
+
+
+def gigpo(
+    scores: Array,
+    step_returns: Array,
+    group_ids: Array,
+    episode_ids: Array,
+    anchor_ids: Array,
+    *,
+    step_weight: ArrayLike = 1.0,
+    stat: str = "rows",
+    normalize: str = "std",
+    eps: ArrayLike = 1e-6,
+    std_floor: ArrayLike = 0.0,
+    mask: Array | None = None,
+) -> Array:
+    """GiGPO (arXiv 2505.10978 eq. 8): the episode's advantage (`grpo`) + step_weight * that of the step, [rows]."""
+    settings = dict(normalize=normalize, eps=eps, std_floor=std_floor, mask=mask)
+    of_episode = grpo(scores, group_ids, episode_ids, stat=stat, **settings)
+    return of_episode + step_weight * gigpo_steps(step_returns, group_ids, anchor_ids, **settings)
+
+
+def shape_by_teacher(
+    advantages: Array,
+    gap: Array,
+    mask: Array,
+    kind: str,
+    *,
+    weight: ArrayLike,
+    clip: ArrayLike = 0.2,
+    beta: ArrayLike = 5.0,
+) -> Array:
+    """Advantages that the teacher has a say in, constant with respect to the parameters. [B, N], float32.
+
+    - none: A
+    - add_gap: A + weight * gap, OPID (arXiv 2606.26790)
+    - mult_clip: A * ((1 - weight) + weight * clip(exp(sign(A) gap), 1 - clip, 1 + clip)), RLSD (arXiv 2604.03128)
+    - add_gate: A + weight * sigmoid(beta * gap): inside the policy loss, what `distill.gap_nll` is beside it
+
+    Args:
+        advantages: [B, N].
+        gap: teacher minus student log-probability of the sampled token, [B, N].
+        mask: tokens that have a teacher, [B, N]; the others keep their advantage.
+        weight, clip, beta: numbers of the formulas.
+
+    Raises:
+        ValueError: unknown kind.
+    """
+    _check_choice("shape", kind, SHAPES)
+    advantages, mask = stop_gradient(jnp.asarray(advantages, jnp.float32)), jnp.asarray(mask).astype(bool)
+    gap = stop_gradient(jnp.where(mask, jnp.asarray(gap, jnp.float32), 0.0))
+    if kind == "none":
+        return advantages
+    if kind == "add_gap":
+        shaped = advantages + weight * gap
+    elif kind == "add_gate":
+        shaped = advantages + weight * nn.sigmoid(beta * gap)
+    else:
+        trust = jnp.exp(jnp.clip(jnp.sign(advantages) * gap, -_MAX_EXPONENT, _MAX_EXPONENT))
+        shaped = advantages * ((1.0 - weight) + weight * jnp.clip(trust, 1.0 - clip, 1.0 + clip))
+    return jnp.where(mask, shaped, advantages)
+
+
+def overlong(lengths: Array, max_tokens: ArrayLike, buffer: ArrayLike, penalty: ArrayLike) -> Array:
+    """Soft penalty of long replies (DAPO, arXiv 2503.14476 eq. 13), to be subtracted from the score; like `lengths`.
+
+    0 up to max_tokens - buffer tokens, then rising linearly to `penalty` at max_tokens. All lengths in tokens.
+    """
+    excess = jnp.asarray(lengths, jnp.float32) - (max_tokens - buffer)
+    return penalty * jnp.clip(excess / jnp.maximum(buffer, 1.0), 0.0, 1.0)
+
+
+def mixed_rows(rewards: Array, group_ids: Array, mask: Array | None = None) -> Array:
+    """Rows of groups whose rewards differ, [rows] bool: those that DAPO's dynamic filter keeps."""
+    rewards, real = _check_rows(rewards, mask, group_ids)
+    groups = _dense_ids(group_ids)
+    return real & _differs(rewards, groups, real)[groups]
+
+
 def penalized(values: Array, invalid: Array, penalty: ArrayLike) -> Array:
     """values - penalty where the row's action was invalid, [rows]. `penalty` is in the units of `values`."""
     return jnp.asarray(values, jnp.float32) - penalty * jnp.asarray(invalid, jnp.float32)
@@ -86,12 +238,16 @@ def row_advantages(
     episode_ids: Array,
     mask: Array | None = None,
     *,
+    kind: str = "grpo",
     stat: str = "rows",
     normalize: str = "std",
     eps: ArrayLike = 1e-6,
     std_floor: ArrayLike = 0.0,
     invalid_penalty: str = "in_score",
     penalty: ArrayLike = 0.1,
+    step_returns: Array | None = None,
+    anchor_ids: Array | None = None,
+    step_weight: ArrayLike = 1.0,
 ) -> Array:
     """Advantages of turn rows from episode rewards and invalid-action flags.
 
@@ -103,19 +259,34 @@ def row_advantages(
     Args:
         rewards: the episode's reward on each of its rows, [rows].
         invalid: 1 where the row's response broke the format, [rows].
+        kind: "grpo", "drgrpo", "rloo", "gigpo", "reinforce_pp", or "zero" (no advantage at all, penalty included).
         penalty: size of the penalty, in reward units (in_score) or in advantage units (after_norm).
-        Others as in `grpo`.
+        step_returns, anchor_ids, step_weight: of `gigpo`, which needs them; the penalty counts in both of its parts.
+        Others as in `grpo`; drgrpo and rloo know no normalize, eps and std_floor.
 
     Returns:
         [rows], float32.
     """
+    _check_choice("kind", kind, KINDS)
     _check_choice("invalid_penalty", invalid_penalty, PENALTIES)
-    settings = dict(stat=stat, normalize=normalize, eps=eps, std_floor=std_floor, mask=mask)
-    if invalid_penalty == "in_score":
-        return grpo(penalized(rewards, invalid, penalty), group_ids, episode_ids, **settings)
+    if kind == "zero":
+        return jnp.zeros(jnp.shape(rewards), jnp.float32)
+    in_score = invalid_penalty == "in_score"
+    score = lambda values: penalized(values, invalid, penalty) if in_score else values  # noqa: E731
+    ids, settings = (group_ids, episode_ids), dict(stat=stat, mask=mask)
+    if kind not in MEAN_ONLY:
+        settings |= dict(normalize=normalize, eps=eps, std_floor=std_floor)
+    if kind == "gigpo":
+        if step_returns is None or anchor_ids is None:
+            raise ValueError("gigpo needs step_returns and anchor_ids")
+        advantages = gigpo(score(rewards), score(step_returns), *ids, anchor_ids, step_weight=step_weight, **settings)
+    else:
+        estimate = {"grpo": grpo, "drgrpo": drgrpo, "rloo": rloo, "reinforce_pp": reinforce_pp}[kind]
+        advantages = estimate(score(rewards), *ids, **settings)
+    if in_score:
+        return advantages
     _, real = _check_rows(rewards, mask, invalid)
-    advantages = penalized(grpo(rewards, group_ids, episode_ids, **settings), invalid, penalty)
-    return jnp.where(real, advantages, 0.0)
+    return jnp.where(real, penalized(advantages, invalid, penalty), 0.0)
 
 
 def group_metrics(

@@ -14,6 +14,7 @@ from seed_jax.hindsight.analyzer import analyze
 from seed_jax.rollout import play
 from seed_jax.runtime.logging import EVALUATIONS_FILE, METRICS_FILE, SUMMARY_FILE, jsonable, read_jsonl, write_whole
 from seed_jax.train.export import write_policy
+from seed_jax.train.metrics import conditions
 from seed_jax.train.packing import Shape
 from seed_jax.train.state import TrainState
 from seed_jax.types import SamplingParams
@@ -50,7 +51,10 @@ def export(run, state: TrainState) -> None:
 
 
 def skill_diagnostics(run, state: TrainState) -> dict:
-    """The skill table of the final weights on panel games at temperature 1, as the policy plays them in training."""
+    """The skill table of the final weights on panel games at temperature 1, as the policy plays them without skills.
+
+    Its column "self" is about the skills of the run's own source, whatever that is.
+    """
     config, world = run.config, run.setup.world
     tasks = list(run.setup.panel)[: config.log.diagnostics_episodes]
     episodes = play(
@@ -65,7 +69,9 @@ def skill_diagnostics(run, state: TrainState) -> dict:
         counts=Counter(),
         on_turn=run.on_turn,
     )
-    analyze(run.sampler, run.tokenizer, episodes, config.hindsight, config.env.prompt, DIAGNOSTICS_STREAM)
+    if run.skills.source == "self_hindsight":
+        analyze(run.sampler, run.tokenizer, episodes, config.hindsight, config.env.prompt, DIAGNOSTICS_STREAM)
+    run.skills.assign(episodes)
     true_skills = [world.domain.true_skill(task) for task in tasks]
     shape = Shape(run.shape.teacher_row_tokens, run.shape.scored_tokens, run.shape.turns)
     return skill_table(
@@ -77,13 +83,17 @@ def skill_diagnostics(run, state: TrainState) -> dict:
         lambda episode, turn: world.domain.row_class(tasks[episode.index], episode, turn),
         config.env.prompt,
         shape,
+        run.skills.encode,
     )
 
 
 def summarize(run, table: dict | None) -> dict:
-    """eval_before and eval_after are held-out success rates at the first temperature of the config; details follow."""
+    """eval_before and eval_after are held-out success rates at the first temperature of the config; details follow.
+
+    They are without skills unless the config evaluates with them only.
+    """
     evaluations = read_jsonl(run.workdir / EVALUATIONS_FILE)
-    headline = [e for e in evaluations if e["temperature"] == float(run.config.eval.temperatures[0])]
+    headline = [e for e in evaluations if conditions(e) == conditions(evaluations[0])]
     records = read_jsonl(run.workdir / METRICS_FILE)
     minutes = {name: sum(r.get(f"time/{name}_s") or 0.0 for r in records) / 60 for name in _phases(records)}
     for name in ("export", "diagnostics"):
@@ -122,15 +132,14 @@ def _phases(records: list[dict]) -> list[str]:
 def closing_text(run, summary: dict) -> str:
     """What a run prints last: before and after, minutes by phase, the skill table, where things are, what to do
     next."""
-    curves: dict[float, list[dict]] = {}
+    curves: dict[str, list[dict]] = {}
     for evaluation in summary["evaluations"]:
-        curves.setdefault(evaluation["temperature"], []).append(evaluation)
+        curves.setdefault(conditions(evaluation), []).append(evaluation)
     lines = ["", f"{summary['method']}: held-out success on {summary['games']} games the policy has never trained on"]
-    for temperature, points in curves.items():
-        name = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    for name, points in curves.items():
         before, after = points[0], points[-1]
         lines.append(
-            f"  {name:<16}{before['success_rate']:.3f} +- {before['standard_error']:.3f}  ->  "
+            f"  {name:<20}{before['success_rate']:.3f} +- {before['standard_error']:.3f}  ->  "
             f"{after['success_rate']:.3f} +- {after['standard_error']:.3f}"
         )
     phases = ", ".join(f"{name} {value:.1f}" for name, value in summary["minutes_by_phase"].items() if value >= 0.05)

@@ -14,7 +14,8 @@ import numpy as np
 
 from seed_jax import evaluate, sharding
 from seed_jax import tokenizer as tok
-from seed_jax.hindsight.analyzer import analyze, require_skills, teacher_prompts
+from seed_jax.hindsight.analyzer import analyze, require_skills
+from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
 from seed_jax.rollout import World, play
 from seed_jax.runtime.checkpoint import Checkpointer
@@ -32,11 +33,15 @@ from seed_jax.runtime.logging import (
 from seed_jax.runtime.signals import stop_on_signals
 from seed_jax.sampler.engine import Sampler
 from seed_jax.tasks import schedule
+from seed_jax.train import objective
+from seed_jax.train.compiled import shared_update
+from seed_jax.train.credit import turn_credit
 from seed_jax.train.finish import finish
-from seed_jax.train.metrics import episode_record, eval_metrics, report, rollout_metrics
+from seed_jax.train.groups import gather
+from seed_jax.train.metrics import conditions, episode_record, eval_metrics, note_gap, report, rollout_metrics
 from seed_jax.train.packing import Sample, Shape, fill, pack
 from seed_jax.train.state import TrainState, as_tree, from_tree, init_state, state_shardings
-from seed_jax.train.update import build_optimizer, build_update, hyper
+from seed_jax.train.update import build_optimizer, hyper
 from seed_jax.types import Episode, SamplingParams
 
 
@@ -63,16 +68,16 @@ class Run:
         self.tokenizer = tok.load_tokenizer(self.model_dir)
         self.mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
         self.spec, self.initial = hf.load(self.model_dir, self.mesh)
-        self.optimizer, self.hyper = build_optimizer(config), hyper(config)
-        self.keep_reference = config.loss.kl_coef > 0
+        self.optimizer, choices = build_optimizer(config), objective.choices(config)
+        self.keep = {"keep_reference": choices.needs_reference, "keep_teacher": choices.keeps_teacher}
         self.shardings = state_shardings(
             self.optimizer,
             self.initial,
             sharding.param_shardings(self.spec, self.mesh, "train"),
             self.mesh,
-            keep_reference=self.keep_reference,
+            **self.keep,
         )
-        self.update = build_update(config, self.spec, self.mesh, self.shardings)
+        self.update = shared_update(config, self.spec, self.mesh, self.shardings)
         self.sampler = Sampler(
             self.spec,
             self.tokenizer.eos_token_id,
@@ -81,21 +86,17 @@ class Run:
             prompt_bucket=config.rollout.prompt_bucket,
             mesh=self.mesh,
         )
-        self.distills = config.distill.kind != "none"
-        pack_config = config.pack
-        self.shape = Shape(
-            pack_config.row_tokens,
-            pack_config.scored_tokens_per_row,
-            pack_config.max_turns_per_row,
-            pack_config.teacher_row_tokens,
-        )
+        self.skills = Skills(config, self.tokenizer, {task.family for task in (*setup.train_tasks, *setup.panel)})
+        self.distills = choices.needs_teacher
+        p = config.pack
+        self.shape = Shape(p.row_tokens, p.scored_tokens_per_row, p.max_turns_per_row, p.teacher_row_tokens)
         self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard)
         self.episodes = EpisodeWriter(workdir / EPISODES_FILE)
         self.timer, self.progress = PhaseTimer(), Progress(config.iterations, enabled=jax.process_index() == 0)
         self.stop = threading.Event()
 
     def fresh_state(self) -> TrainState:
-        state = init_state(self.initial, self.optimizer, keep_reference=self.keep_reference)
+        state = init_state(self.initial, self.optimizer, **self.keep)
         return jax.device_put(state, self.shardings)
 
     def load_sampler(self, state: TrainState) -> None:
@@ -149,45 +150,54 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
 
 def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tuple[TrainState, dict]:
     config, counts = run.config, Counter()
-    tasks = schedule(run.setup.train_tasks, config.seed, iteration, config.rollout.tasks)
-    with run.timer("rollout"):
-        episodes = play(
+
+    def play_round(number: int) -> list[Episode]:
+        return play(
             run.sampler,
             run.tokenizer,
             run.setup.world,
-            tasks,
+            schedule(run.setup.train_tasks, config.seed, number, config.rollout.tasks),
             group=config.rollout.group,
-            stream=iteration,
+            stream=number,
             counts=counts,
             params=SamplingParams(config.rollout.max_response_tokens, config.rollout.temperature),
             max_prompt_tokens=config.rollout.max_prompt_tokens,
+            skills=run.skills,
+            share=config.hindsight.at_rollout,
             on_turn=run.on_turn,
         )
+
+    with run.timer("rollout"):
+        played, episodes = gather(play_round, iteration, config.rollout, counts)
     if run.distills:
         with run.timer("analysis"):
-            counts += analyze(run.sampler, run.tokenizer, episodes, config.hindsight, config.env.prompt, iteration)
+            if run.skills.source == "self_hindsight":
+                counts += analyze(run.sampler, run.tokenizer, episodes, config.hindsight, config.env.prompt, iteration)
+            counts += run.skills.assign(episodes)
     with run.timer("pack"):
         samples = _samples(run, episodes, iteration, counts)
         batch = pack(samples, run.shape, config.pack.rows_per_micro * config.pack.micros_per_mini, run.distills)
     run.on_turn(0, 0)  # the last moment to stop before memory and weights change
-    if run.distills:
+    if run.distills and episodes:
         require_skills(counts, memory, config.hindsight.min_coverage_iterations)
     with run.timer("update"):
-        state, metrics = run.update(state, batch, run.hyper)
+        state, metrics = run.update(state, batch, hyper(config, iteration + 1, memory.get("handoff")))
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    note_gap(config, memory, metrics, iteration + 1)
     with run.timer("reshard"):
         run.load_sampler(state)
     for episode in episodes[: config.log.episodes_per_iteration]:
         run.episodes.write(iteration + 1, episode_record(episode))
-    return state, {**rollout_metrics(episodes, counts), "pack/fill": fill(batch), **metrics}
+    skill_metrics = run.skills.metrics(episodes, counts, run.distills)
+    return state, {**rollout_metrics(played, counts), **skill_metrics, "pack/fill": fill(batch), **metrics}
 
 
 def _samples(run: Run, episodes: Sequence[Episode], iteration: int, counts: Counter) -> list[Sample]:
     """One sample a turn, in an order drawn anew each iteration. Episodes lost to an environment error are left out."""
     config = run.config
     limit = config.rollout.max_prompt_tokens + config.hindsight.max_skill_tokens
-    teachers = teacher_prompts(run.tokenizer, episodes, config.env.prompt, limit, counts) if run.distills else {}
-    only_format = config.adv.invalid == "format"
+    teachers = run.skills.teacher_prompts(episodes, limit, counts) if run.distills else {}
+    only_format, credit = config.adv.invalid == "format", turn_credit(config, run.tokenizer, episodes)
     samples = [
         Sample(
             prompt=turn.prompt_ids,
@@ -198,6 +208,7 @@ def _samples(run: Run, episodes: Sequence[Episode], iteration: int, counts: Coun
             invalid=not (turn.valid and (only_format or turn.admissible)),
             group=episode.group,
             episode=episode.index,
+            **credit.get((e, t), {}),
         )
         for e, episode in enumerate(episodes)
         if not episode.error
@@ -209,24 +220,11 @@ def _samples(run: Run, episodes: Sequence[Episode], iteration: int, counts: Coun
 
 def _evaluate(run: Run, iteration: int) -> list[dict]:
     """The panel at every temperature; appended to evaluations.jsonl."""
-    config, results = run.config, []
     with run.timer("eval"):
-        for temperature in config.eval.temperatures:
-            result, _ = evaluate.evaluate(
-                run.sampler,
-                run.tokenizer,
-                run.setup.world,
-                run.setup.panel,
-                temperature=float(temperature),
-                max_tokens=config.rollout.max_response_tokens,
-                max_prompt_tokens=config.rollout.max_prompt_tokens,
-                seed=config.eval.seed,
-                on_turn=run.on_turn,
-            )
-            results.append(result)
+        results = evaluate.evaluate_all(run)
     for result in results:
         append_jsonl(run.workdir / EVALUATIONS_FILE, {"iteration": iteration, **result})
-    shown = ", ".join(f"{r['success_rate']:.3f} +- {r['standard_error']:.3f} (T={r['temperature']:g})" for r in results)
+    shown = ", ".join(f"{r['success_rate']:.3f} +- {r['standard_error']:.3f} ({conditions(r)})" for r in results)
     run.progress.message(f"held-out success after iteration {iteration}: {shown}, {results[0]['games']} games")
     return results
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from seed_jax import evaluate
+from seed_jax.objectives import schedules
 from seed_jax.runtime.logging import Progress
 from seed_jax.types import Episode
 
@@ -27,11 +28,12 @@ def rollout_metrics(episodes: Sequence[Episode], counts: Counter) -> dict:
         "rollout/prompt_truncated": counts["prompt_truncated"],
         "rollout/env_errors": counts["env_errors"],
     }
+    if counts["rounds"]:
+        metrics |= {"rollout/rounds": counts["rounds"], "rollout/groups_left_out": counts["groups_left_out"]}
     if counts["analyzed"]:
         metrics |= {
             "skill/parse_rate": counts["parsed"] / counts["analyzed"],
             "skill/elided": counts["elided"],
-            "skill/teacher_overflow": counts["teacher_overflow"],
             **{f"skill/{name}": n for name, n in counts.items() if name.startswith("rejected/")},
         }
     return metrics
@@ -50,6 +52,7 @@ def episode_record(episode: Episode) -> dict:
         "error": episode.error,
         "skill": episode.skill.text if episode.skill else None,
         "skill_error": episode.skill_error,
+        "given_skill": episode.given.text if episode.given else None,
         "turns": [
             {
                 "observation": turn.observation,
@@ -64,14 +67,34 @@ def episode_record(episode: Episode) -> dict:
 
 
 def eval_metrics(results: list[dict]) -> dict:
-    """The first temperature of the config is the headline; the others carry their value in the name."""
+    """The first temperature of the config is the headline; the others carry their conditions in the name."""
     first, *others = results
     metrics = {
         f"eval/{name}": first[name]
         for name in ("success_rate", "standard_error", "macro_success_rate", "admissible_rate")
     }
     metrics |= {f"eval/family/{family}": rate for family, rate in first["family"].items()}
-    return metrics | {f"eval/success_rate_t{r['temperature']:g}": r["success_rate"] for r in others}
+    return metrics | {
+        f"eval/success_rate_t{r['temperature']:g}{'_with_skills' if r['with_skills'] else ''}": r["success_rate"]
+        for r in others
+    }
+
+
+def conditions(result: dict) -> str:
+    """Under what an evaluation was played, in short."""
+    return f"T={result['temperature']:g}{' with skills' if result.get('with_skills') else ''}"
+
+
+def note_gap(config, memory: dict, metrics: dict, update: int) -> None:
+    """Keeps in `memory` what the handoff schedule must know about the teacher gap of the updates so far."""
+    if config.distill.schedule == "handoff" and metrics["opd/token_fraction"] > 0:
+        memory["handoff"] = schedules.watch_gap(
+            memory.get("handoff", {}),
+            metrics["opd/gap_size"],
+            update,
+            start=config.distill.schedule_start,
+            patience=config.distill.schedule_patience,
+        )
 
 
 def report(progress: Progress, done: int, metrics: dict) -> None:

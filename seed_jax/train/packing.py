@@ -16,7 +16,9 @@ from flax import struct
 class Sample(NamedTuple):
     """One turn: what was read, what was written, and (if it has a skill) what the teacher reads instead.
 
-    logprobs: sampler log-probs of the response tokens, [n]; group, episode: ids of the task group and of the episode.
+    logprobs: sampler log-probs of the response tokens, [n]; group, episode: ids of the task group and of the episode;
+    step_return: discounted reward from this turn on; anchor: id of what was observed before it;
+    span: the response tokens that may be distilled, [n] bool (None: all).
     """
 
     prompt: Sequence[int]
@@ -27,6 +29,9 @@ class Sample(NamedTuple):
     invalid: bool = False
     group: int = 0
     episode: int = 0
+    step_return: float = 0.0
+    anchor: int = 0
+    span: np.ndarray | None = None
 
 
 @struct.dataclass
@@ -55,6 +60,9 @@ class PackedBatch:
     has_skill: Any  # [R, S] bool
     real: Any  # [R, S] bool, a turn (not padding)
     minis: Any  # [] int32, mini-batches that hold anything
+    step_return: Any  # [R, S] float32
+    anchor: Any  # [R, S] int32
+    span: Any = None  # [R, N] bool, tokens that may be distilled; None: all
 
 
 class Shape(NamedTuple):
@@ -124,10 +132,13 @@ def pack(samples: Sequence[Sample], shape: Shape, rows_per_mini: int, with_teach
             ("invalid", bool),
             ("group", np.int32),
             ("episode", np.int32),
+            ("step_return", np.float32),
+            ("anchor", np.int32),
             ("has_skill", bool),
             ("real", bool),
         )
     }
+    spans = mask.copy() if any(sample.span is not None for sample in samples) else None
     for r, row in enumerate(groups):
         scored = 0
         for slot, sample in enumerate(row):
@@ -135,12 +146,15 @@ def pack(samples: Sequence[Sample], shape: Shape, rows_per_mini: int, with_teach
             turn[r, span] = slot
             if sample.logprobs is not None:
                 sampled[r, span] = sample.logprobs
-            for name in ("reward", "invalid", "group", "episode"):
+            if spans is not None and sample.span is not None:
+                spans[r, span] = sample.span
+            for name in ("reward", "invalid", "group", "episode", "step_return", "anchor"):
                 turns[name][r, slot] = getattr(sample, name)
             turns["has_skill"][r, slot] = sample.teacher_prompt is not None
             turns["real"][r, slot] = True
             scored = span.stop
-    return PackedBatch(student=student, teacher=teacher, mask=mask, turn=turn, sampled=sampled, minis=minis, **turns)
+    tokens = dict(mask=mask, turn=turn, sampled=sampled, span=spans)
+    return PackedBatch(student=student, teacher=teacher, minis=minis, **tokens, **turns)
 
 
 def pack_rows(groups: Sequence[Sequence[Sample]], shape: Shape, teacher: bool = False) -> tuple[Rows, np.ndarray]:

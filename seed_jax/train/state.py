@@ -13,12 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 @struct.dataclass
 class TrainState:
-    """Everything an update changes. `reference` (the policy that KL holds on to) is None when no KL is used."""
+    """Everything an update changes. `reference` (the initial policy) and `teacher` (the weights of a teacher that lags
+    behind) are None when nothing needs them."""
 
     params: Any
     opt_state: Any
     step: Any  # [] int32, optimizer steps taken
     reference: Any = None
+    teacher: Any = None
 
 
 def make_optimizer(
@@ -33,7 +35,9 @@ def make_optimizer(
     )
 
 
-def state_shardings(optimizer, params, param_shardings, mesh: Mesh, *, keep_reference: bool) -> TrainState:
+def state_shardings(
+    optimizer, params, param_shardings, mesh: Mesh, *, keep_reference: bool, keep_teacher: bool = False
+) -> TrainState:
     """Where every array of the state lives: moments and reference like their parameter, counters on every device."""
     everywhere = NamedSharding(mesh, PartitionSpec())
     opt_state = optax.tree_utils.tree_map_params(
@@ -48,15 +52,20 @@ def state_shardings(optimizer, params, param_shardings, mesh: Mesh, *, keep_refe
         opt_state=opt_state,
         step=everywhere,
         reference=param_shardings if keep_reference else None,
+        teacher=param_shardings if keep_teacher else None,
     )
 
 
-def init_state(params, optimizer, *, keep_reference: bool) -> TrainState:
+def init_state(params, optimizer, *, keep_reference: bool, keep_teacher: bool = False) -> TrainState:
     """A fresh state around float32 master parameters (copied, so that donation cannot eat the caller's arrays)."""
     master = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
-    reference = jax.tree.map(jnp.array, master) if keep_reference else None
+    copy = lambda wanted: jax.tree.map(jnp.array, master) if wanted else None  # noqa: E731
     return TrainState(
-        params=master, opt_state=optimizer.init(master), step=jnp.zeros((), jnp.int32), reference=reference
+        params=master,
+        opt_state=optimizer.init(master),
+        step=jnp.zeros((), jnp.int32),
+        reference=copy(keep_reference),
+        teacher=copy(keep_teacher),
     )
 
 
@@ -76,9 +85,9 @@ def apply_gradients(state: TrainState, grads, optimizer, lr) -> tuple[TrainState
 
 
 def as_tree(state: TrainState) -> dict:
-    """The state as plain containers (a missing reference has no entry), for the checkpoint."""
+    """The state as plain containers (what is None has no entry), for the checkpoint."""
     return {name: value for name, value in serialization.to_state_dict(state).items() if value is not None}
 
 
 def from_tree(tree: dict, like: TrainState) -> TrainState:
-    return serialization.from_state_dict(like, {"reference": None, **tree})
+    return serialization.from_state_dict(like, {"reference": None, "teacher": None, **tree})

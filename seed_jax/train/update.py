@@ -5,9 +5,8 @@
   2. old, teacher and reference log-probs of every sampled token under the iteration-start weights;
   3. a loop over mini-batches: gradients summed over micro-batches, one optimizer step each.
 
-Loss of a mini-batch (SEED, arXiv 2607.14777; every mean is over the tokens of the whole mini-batch, never of a
-micro-batch):
-  rl * PPO-clip - entropy * H + kl * k3(policy, reference) + distill * gate(teacher - policy) * (teacher - policy)
+The loss of a mini-batch is that of train/objective.py; every mean is over the tokens of the whole mini-batch, never of
+a micro-batch.
 
 `hyper` holds numbers only (run-time arguments: changing one compiles nothing); structure comes from the config.
 
@@ -22,46 +21,40 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from seed_jax.models.attention import choose_backend
-from seed_jax.models.logprobs import scored_logprobs
+from seed_jax.models.logprobs import Scores, score_tokens
 from seed_jax.models.spec import ModelSpec
-from seed_jax.objectives import advantages, distill, policy_loss
+from seed_jax.objectives import advantages
+from seed_jax.train import objective
+from seed_jax.train.objective import DISTILL_METRICS, Choices, Fixed, Student, Support
 from seed_jax.train.packing import PackedBatch, Rows
 from seed_jax.train.state import TrainState, apply_gradients, make_optimizer
 
-POLICY_METRICS = ("clip_fraction", "dual_clip_fraction", "approx_kl")
-DISTILL_METRICS = ("gate_mean", "gate_square", "gate_high")
+# A divergence over the whole vocabulary keeps tokens x vocabulary numbers, twice.
+LARGEST_FULL_VOCABULARY = 8192
+
+hyper = objective.numbers  # hyper(config, iteration) makes the last argument of the update
 
 
 class Structure(NamedTuple):
     """What recompiles when it changes. rows_per_micro: packed rows a forward pass; micros_per_mini: passes an
-    optimizer step; attention, model_mesh: `attention` and `mesh` of the model's functions."""
+    optimizer step; split_norms: whether the parts of the gradient may be measured; attention, model_mesh: `attention`
+    and `mesh` of the model's functions."""
 
     spec: ModelSpec
     mesh: Mesh
     rows_per_micro: int
     micros_per_mini: int
     old_logprobs: str
-    distill: str
-    gate: str
-    use_kl: bool
-    stat: str
-    normalize: str
-    invalid_penalty: str
+    objective: Choices
+    split_norms: bool
     dtype: str
     remat: str
     attention: str
     model_mesh: Mesh | None
-
-
-class Fixed(NamedTuple):
-    """Log-probs under the iteration-start weights, each [M, m, r, N] or None where the method does not use it."""
-
-    old: jax.Array
-    teacher: jax.Array | None
-    reference: jax.Array | None
 
 
 def model_placement(config, spec: ModelSpec, mesh: Mesh) -> tuple[str, Mesh | None]:
@@ -70,7 +63,8 @@ def model_placement(config, spec: ModelSpec, mesh: Mesh) -> tuple[str, Mesh | No
     CPU devices hold small models, whose weights the partitioner may gather as it likes: there the model gets no mesh.
     """
     platform = mesh.devices.flat[0].platform
-    rows = [config.pack.row_tokens, *([config.pack.teacher_row_tokens] if config.distill.kind != "none" else [])]
+    taught = objective.choices(config).needs_teacher
+    rows = [config.pack.row_tokens, *([config.pack.teacher_row_tokens] if taught else [])]
     backend = choose_backend(platform, dtype=jnp.dtype(config.model.dtype), head_dim=spec.head_dim, row_tokens=rows)
     return backend, None if platform == "cpu" else mesh
 
@@ -83,38 +77,13 @@ def structure(config, spec: ModelSpec, mesh: Mesh) -> Structure:
         rows_per_micro=config.pack.rows_per_micro,
         micros_per_mini=config.pack.micros_per_mini,
         old_logprobs=config.old_logprobs,
-        distill=config.distill.kind,
-        gate=config.distill.gate,
-        use_kl=config.loss.kl_coef > 0,
-        stat=config.adv.stat,
-        normalize=config.adv.normalize,
-        invalid_penalty=config.adv.invalid_penalty,
+        objective=objective.choices(config),
+        split_norms=config.log.grad_norms_every > 0,
         dtype=config.model.dtype,
         remat=config.model.remat,
         attention=attention,
         model_mesh=model_mesh,
     )
-
-
-def hyper(config) -> dict[str, jax.Array]:
-    """The run-time numbers of the objective and of the optimizer, float32 scalars."""
-    loss, optim, adv = config.loss, config.optim, config.adv
-    numbers = {
-        "lr": optim.lr,
-        "warmup_steps": optim.warmup_steps,
-        "rl": loss.rl_coef,
-        "kl": loss.kl_coef,
-        "entropy": loss.entropy_coef,
-        "clip_low": loss.clip_low,
-        "clip_high": loss.clip_high,
-        "dual_clip": loss.dual_clip,
-        "distill": config.distill.coef,
-        "beta": config.distill.beta,
-        "eps": adv.eps,
-        "std_floor": adv.std_floor,
-        "penalty": adv.penalty,
-    }
-    return {name: jnp.float32(value) for name, value in numbers.items()}
 
 
 def build_optimizer(config):
@@ -132,6 +101,13 @@ def build_update(config, spec: ModelSpec, mesh: Mesh, shardings: TrainState):
         raise ValueError(
             f"pack.rows_per_micro={static.rows_per_micro} must be a multiple of mesh.fsdp={mesh.shape['fsdp']}"
         )
+    if spec.vocab_size > LARGEST_FULL_VOCABULARY:
+        for field, chosen in (("distill.kind", static.objective.distill), ("loss.kl_type", static.objective.kl)):
+            if chosen.startswith("full"):
+                raise ValueError(
+                    f"{field}={chosen!r} keeps the whole distribution of every token, which needs a vocabulary of at "
+                    f"most {LARGEST_FULL_VOCABULARY}; this one has {spec.vocab_size}. Use 'topk_...' or an estimate"
+                )
     return jax.jit(
         functools.partial(_update, static, build_optimizer(config)), donate_argnums=0, out_shardings=(shardings, None)
     )
@@ -140,36 +116,18 @@ def build_update(config, spec: ModelSpec, mesh: Mesh, shardings: TrainState):
 def _update(
     static: Structure, optimizer, state: TrainState, batch: PackedBatch, hyper: dict
 ) -> tuple[TrainState, dict]:
-    row_advantages = advantages.row_advantages(
-        batch.reward.ravel(),
-        batch.invalid.ravel(),
-        batch.group.ravel(),
-        batch.episode.ravel(),
-        batch.real.ravel(),
-        stat=static.stat,
-        normalize=static.normalize,
-        eps=hyper["eps"],
-        std_floor=hyper["std_floor"],
-        invalid_penalty=static.invalid_penalty,
-        penalty=hyper["penalty"],
-    ).reshape(batch.real.shape)
-    per_token = lambda turns: jnp.take_along_axis(turns, batch.turn, axis=1)  # noqa: E731  [R, S] -> [R, N]
-    tokens = _fold(
-        static,
-        {
-            "mask": batch.mask,
-            "distilled": batch.mask & per_token(batch.has_skill),
-            "advantage": per_token(row_advantages),
-            "won": per_token(batch.reward > 0),
-            "sampled": batch.sampled,
-        },
-    )
-    rows = _fold(static, batch.student)
-    fixed = _score_fixed(static, state, rows, _fold(static, batch.teacher), tokens["sampled"], batch.minis)
+    row_advantages = objective.row_advantages(static.objective, batch, hyper)
+    tokens = _fold(static, objective.token_arrays(static.objective, batch, row_advantages))
+    rows, teacher = _fold(static, batch.student), _fold(static, batch.teacher)
+    fixed = _score_fixed(static, state, rows, teacher, tokens["sampled"], batch.minis)
+    # A teacher with the moving weights reads its rows again in every step.
+    reread = teacher if static.objective.needs_teacher and static.objective.teacher == "current" else None
+    inputs = (rows, reread, fixed, tokens)
+    norms = _part_norms(static, state.params, jax.tree.map(lambda x: x[0], inputs), hyper)
 
     def mini_step(index, carry):
         state, totals = carry
-        mini = jax.tree.map(lambda x: x[index], (rows, fixed, tokens))
+        mini = jax.tree.map(lambda x: x[index], inputs)
         grads, metrics = _accumulate(static, state.params, *mini, hyper)
         lr = hyper["lr"] * jnp.minimum(1.0, (state.step + 1) / jnp.maximum(hyper["warmup_steps"], 1.0))
         state, step_metrics = apply_gradients(state, grads, optimizer, lr)
@@ -180,10 +138,39 @@ def _update(
     mean = {name: total / jnp.maximum(batch.minis, 1) for name, total in totals.items()}
     metrics = {f"update/{name}": mean[name] for name in mean if name not in DISTILL_METRICS}
     metrics["update/skipped_steps"] = totals["skipped_steps"]
-    if static.distill != "none":
+    if static.objective.distill != "none":
         spread = jnp.sqrt(jnp.maximum(mean["gate_square"] - mean["gate_mean"] ** 2, 0.0))
-        metrics |= {"opd/gate_mean": mean["gate_mean"], "opd/gate_std": spread, "opd/gate_high": mean["gate_high"]}
-    return state, {**metrics, **_batch_metrics(static, batch, row_advantages, fixed, tokens)}
+        metrics |= {f"opd/{name}": mean[name] for name in ("gate_mean", "gate_high", "gate_saturated")}
+        metrics["opd/gate_std"] = spread
+    state = _move_teacher(static, state, hyper)
+    return state, {**metrics, **norms, **_batch_metrics(static, batch, row_advantages, fixed, tokens)}
+
+
+def _move_teacher(static: Structure, state: TrainState, hyper: dict) -> TrainState:
+    """The teacher's own weights after an update: an average of the policy's (ema), or now and then the policy's."""
+    if not static.objective.keeps_teacher:
+        return state
+    ema = static.objective.teacher == "ema"
+    rate = hyper["ema_rate"] if ema else hyper["refresh_teacher"]
+    return state.replace(teacher=jax.tree.map(lambda t, p: (1.0 - rate) * t + rate * p, state.teacher, state.params))
+
+
+def _part_norms(static: Structure, params, mini, hyper: dict) -> dict[str, jax.Array]:
+    """Gradient norms of the distillation term and of everything else, on the first mini-batch before any step.
+
+    Only where hyper["measure_norms"] asks for it, else NaN. Empty unless the structure allows it and there is a term.
+    """
+    if not static.split_norms or static.objective.distill == "none":
+        return {}
+
+    def norm(keep: dict) -> jax.Array:
+        only = {**hyper, **{name: hyper[name] * share for name, share in keep.items()}}
+        return optax.global_norm(_accumulate(static, params, *mini, only)[0])
+
+    off, on = jnp.array([0.0, 1.0]), jnp.array([1.0, 0.0])  # distillation only, then all but it
+    measure = lambda: jax.lax.map(norm, {"rl": off, "kl": off, "entropy": off, "distill": on})  # noqa: E731
+    norms = jax.lax.cond(hyper["measure_norms"] > 0, measure, lambda: jnp.full(2, jnp.nan))
+    return {"update/distill_grad_norm": norms[0], "update/rl_grad_norm": norms[1]}
 
 
 def _fold(static: Structure, tree):
@@ -193,15 +180,15 @@ def _fold(static: Structure, tree):
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x.reshape(*shape, *x.shape[1:]), split_rows), tree)
 
 
-def _logprobs(static: Structure, params, rows: Rows, with_entropy: bool = False):
-    return scored_logprobs(
+def _scores(static: Structure, params, rows: Rows, **wanted) -> Scores:
+    return score_tokens(
         params,
         static.spec,
         rows.tokens,
         rows.segments,
         rows.positions,
         rows.targets,
-        with_entropy=with_entropy,
+        **wanted,
         remat=static.remat,
         dtype=jnp.dtype(static.dtype),
         attention=static.attention,
@@ -209,79 +196,73 @@ def _logprobs(static: Structure, params, rows: Rows, with_entropy: bool = False)
     )
 
 
+def _logp_and_support(static: Structure, params, rows: Rows, top_k: int) -> tuple[jax.Array, Support | None]:
+    scores = _scores(static, params, rows, top_k=top_k)
+    return scores.logp, Support(scores.topk_ids, scores.topk_logp) if top_k else None
+
+
 def _score_fixed(static: Structure, state: TrainState, rows: Rows, teacher: Rows | None, sampled, minis) -> Fixed:
     """Everything that is scored once, under weights that do not move during the update."""
 
-    def score(params, rows: Rows):
+    def score(params, rows: Rows, top_k: int = 0):
         def one_mini(index, out):
             mini = jax.tree.map(lambda x: x[index], rows)
-            return out.at[index].set(jax.lax.map(lambda micro: _logprobs(static, params, micro)[0], mini))
+            found = jax.lax.map(lambda micro: _logp_and_support(static, params, micro, top_k), mini)
+            return jax.tree.map(lambda x, new: x.at[index].set(new), out, found)
 
-        return jax.lax.fori_loop(0, minis, one_mini, jnp.zeros(rows.targets.shape, jnp.float32))
+        shape = rows.targets.shape
+        empty = Support(jnp.zeros((*shape, top_k), jnp.int32), jnp.zeros((*shape, top_k), jnp.float32))
+        return jax.lax.fori_loop(0, minis, one_mini, (jnp.zeros(shape, jnp.float32), empty if top_k else None))
 
+    choices = static.objective
+    # The weights a "current" teacher has at the start are those of the policy.
+    teacher_params = {"frozen_init": state.reference}.get(choices.teacher, state.params)
+    teacher_params = state.teacher if choices.keeps_teacher else teacher_params
+    vocab, nothing = static.spec.vocab_size, (None, None)
+    by_teacher = score(teacher_params, teacher, choices.teacher_support(vocab)) if choices.needs_teacher else nothing
+    by_reference = score(state.reference, rows, choices.reference_support(vocab)) if choices.kl != "none" else nothing
     return Fixed(
-        old=score(state.params, rows) if static.old_logprobs == "recompute" else sampled,
-        teacher=score(state.params, teacher) if static.distill != "none" else None,
-        reference=score(state.reference, rows) if static.use_kl else None,
+        old=score(state.params, rows)[0] if static.old_logprobs == "recompute" else sampled,
+        teacher=by_teacher[0],
+        reference=by_reference[0],
+        teacher_support=by_teacher[1],
+        reference_support=by_reference[1],
     )
 
 
-def _accumulate(static: Structure, params, rows: Rows, fixed: Fixed, tokens: dict, hyper: dict):
+def _accumulate(static: Structure, params, rows: Rows, teacher: Rows | None, fixed: Fixed, tokens: dict, hyper: dict):
     """Gradient and metrics of one mini-batch, summed over its micro-batches (leading axis m)."""
-    counts = jnp.maximum(tokens["mask"].sum(), 1), jnp.maximum(tokens["distilled"].sum(), 1)
+    totals = objective.mini_totals(static.objective, fixed, tokens, hyper)
     gradient = jax.grad(functools.partial(_micro_loss, static), has_aux=True)
 
     def micro_step(total, micro):
-        grads, metrics = gradient(params, *micro, counts, hyper)
+        grads, metrics = gradient(params, *micro, totals, hyper)
         return jax.tree.map(jnp.add, total, (grads, metrics)), None
 
-    zeros = jax.tree.map(jnp.zeros_like, params), {n: jnp.float32(0) for n in _loss_metrics(static)}
-    return jax.lax.scan(micro_step, zeros, (rows, fixed, tokens))[0]
+    zeros = jax.tree.map(jnp.zeros_like, params), {n: jnp.float32(0) for n in objective.loss_metrics(static.objective)}
+    return jax.lax.scan(micro_step, zeros, (rows, teacher, fixed, tokens))[0]
 
 
-def _micro_loss(static: Structure, params, rows: Rows, fixed: Fixed, tokens: dict, counts, hyper: dict):
+def _micro_loss(static: Structure, params, rows: Rows, teacher: Rows | None, fixed: Fixed, tokens, totals, hyper: dict):
     """This micro-batch's share of the mini-batch loss; all denominators are those of the mini-batch."""
-    tokens_count, distilled_count = counts
-    mask = tokens["mask"]
-    logp, entropy = _logprobs(static, params, rows, with_entropy=True)
-    pg_loss, pg = policy_loss.ppo_clip(
-        logp,
-        fixed.old,
-        tokens["advantage"],
-        mask,
-        denominator=tokens_count,
-        clip_low=hyper["clip_low"],
-        clip_high=hyper["clip_high"],
-        dual_clip=hyper["dual_clip"],
-    )
-    entropy = policy_loss.token_mean(entropy, mask, tokens_count)
-    loss = hyper["rl"] * pg_loss - hyper["entropy"] * entropy
-    metrics = {"pg_loss": pg_loss, "entropy": entropy, **{name: pg[name] for name in POLICY_METRICS}}
-    if static.use_kl:
-        metrics["kl"] = policy_loss.kl_k3(logp, fixed.reference, mask, denominator=tokens_count)
-        loss += hyper["kl"] * metrics["kl"]
-    if static.distill == "gap_nll":
-        distilled = tokens["distilled"]
-        distill_loss, gate = distill.gap_nll(
-            logp, fixed.teacher, distilled, gate=static.gate, beta=hyper["beta"], denominator=distilled_count
-        )
-        loss += hyper["distill"] * distill_loss
-        metrics |= {"distill_loss": distill_loss, **{name: gate[name] for name in DISTILL_METRICS}}
-    return loss, metrics
-
-
-def _loss_metrics(static: Structure) -> tuple[str, ...]:
-    return (
-        "pg_loss",
-        "entropy",
-        *POLICY_METRICS,
-        *(("kl",) if static.use_kl else ()),
-        *(("distill_loss", *DISTILL_METRICS) if static.distill != "none" else ()),
-    )
+    if teacher is not None:
+        size = static.objective.teacher_support(static.spec.vocab_size)
+        logp, support = jax.lax.stop_gradient(_logp_and_support(static, params, teacher, size))
+        fixed = fixed._replace(teacher=logp, teacher_support=support)
+    supports = [support for support in (fixed.teacher_support, fixed.reference_support) if support is not None]
+    candidates = jnp.concatenate([support.ids for support in supports], axis=-1) if supports else None
+    scores = _scores(static, params, rows, with_entropy=True, candidates=candidates)
+    student = Student(scores.logp, scores.entropy)
+    if fixed.teacher_support is not None:
+        student = student._replace(on_teacher=scores.candidate_logp[..., : fixed.teacher_support.ids.shape[-1]])
+    if fixed.reference_support is not None:
+        student = student._replace(on_reference=scores.candidate_logp[..., -fixed.reference_support.ids.shape[-1] :])
+    return objective.loss(static.objective, student, fixed, tokens, totals, hyper)
 
 
 def _zeros(static: Structure) -> dict[str, jax.Array]:
-    return {name: jnp.float32(0) for name in (*_loss_metrics(static), "grad_norm", "skipped_steps")}
+    names = (*objective.loss_metrics(static.objective), "grad_norm", "skipped_steps")
+    return {name: jnp.float32(0) for name in names}
 
 
 def _batch_metrics(
@@ -295,7 +276,7 @@ def _batch_metrics(
         batch.invalid.ravel(),
         batch.group.ravel(),
         real.ravel(),
-        invalid_penalty=static.invalid_penalty,
+        invalid_penalty=static.objective.invalid_penalty,
     )
     metrics = {
         "adv/abs_mean": mean(jnp.abs(row_advantages), real),
@@ -308,9 +289,11 @@ def _batch_metrics(
         agree = jnp.sign(gap) == jnp.sign(tokens["advantage"])
         metrics |= {
             "opd/gap_mean": mean(gap, where),
+            "opd/gap_size": mean(jnp.abs(gap), where),
             "opd/gap_success": mean(gap, where & won),
             "opd/gap_failure": mean(gap, where & ~won),
             "opd/sign_agreement": mean(agree, where & (tokens["advantage"] != 0)),
             "opd/coverage": mean(batch.has_skill, real),
+            "opd/token_fraction": mean(where, tokens["mask"]),
         }
     return metrics

@@ -12,8 +12,8 @@ from envs.alfworld.domain import AlfworldDomain
 from envs.alfworld.engine import make
 from envs.alfworld.generate import make_tasks
 from seed_jax import tokenizer as tok
-from seed_jax.hindsight.analyzer import ANALYSIS_STREAM, NoSkills, analyze, require_skills, teacher_prompts
-from seed_jax.hindsight.prompts import analysis_prompt, insert_skill
+from seed_jax.hindsight.analyzer import ANALYSIS_STREAM, NoSkills, analyze, analyze_elsewhere, require_skills
+from seed_jax.hindsight.prompts import PLACEMENTS, analysis_prompt, encode_with_skills, insert_skill, skill_block
 from seed_jax.types import Completion, Episode, SamplingParams, Skill, Turn
 from tests import tiny
 
@@ -212,27 +212,27 @@ def test_long_episodes_are_elided_as_little_as_needed():
         analyze(analyst, tiny.tokenizer(), [long], hindsight(max_analysis_tokens=20), "compact", 0)
 
 
-def test_teacher_prompts_and_overflow():
-    with_skill, without = played(4), played(2)
-    with_skill.skill = Skill("", SKILL)
-    counts: Counter = Counter()
-    every = teacher_prompts(tiny.tokenizer(), [without, with_skill], "compact", 999, counts)
-    assert set(every) == {(1, turn) for turn in range(4)} and counts["teacher_overflow"] == 0
-    for (_, turn), ids in every.items():
-        text = insert_skill(with_skill.turns[turn].prompt, SKILL, "compact")
-        assert ids == tok.encode_prompts(tiny.tokenizer(), [text])[0]
-    limit = sorted(map(len, every.values()))[1]
-    kept = teacher_prompts(tiny.tokenizer(), [without, with_skill], "compact", limit, counts)
-    assert kept == {key: ids for key, ids in every.items() if len(ids) <= limit}
-    assert counts["teacher_overflow"] == 4 - len(kept) > 0
-    assert teacher_prompts(tiny.tokenizer(), [without], "compact", 999, counts) == {}
+def test_another_model_answers_the_same_questions():
+    class Service:
+        def ask(self, prompts, max_tokens):
+            self.asked = prompts, max_tokens
+            return [(GOOD, "stop"), (GOOD, "length"), ("", "failed")]
+
+    service, lost = Service(), played(1)
+    lost.error = "crashed"
+    episodes = [played(3), lost, played(2, won=True), played(1)]
+    counts = analyze_elsewhere(service, tiny.tokenizer(), episodes, hindsight(), "compact")
+    assert service.asked == ([analysis_prompt(e, "compact") for e in episodes if not e.error], 40)
+    assert [episode.skill is not None for episode in episodes] == [True, False, False, False]
+    assert (counts["analyzed"], counts["parsed"]) == (3, 1)
+    assert counts["rejected/unfinished"] == 1 == counts["rejected/failed"]
 
 
 def test_runs_without_skills_stop():
     memory: dict = {}
+    require_skills(Counter(parsed=3), memory, 3)  # parsed, and yet no turn had room for its skill
     require_skills(Counter(parsed=0), memory, 3)
-    require_skills(Counter(parsed=0), memory, 3)
-    require_skills(Counter(parsed=1), memory, 3)
+    require_skills(Counter(taught_turns=1), memory, 3)
     assert memory == {"without_skills": 0}
     require_skills(Counter(parsed=0), memory, 3)
     require_skills(Counter(parsed=0), memory, 3)
@@ -240,3 +240,44 @@ def test_runs_without_skills_stop():
         require_skills(Counter({"parsed": 0, "rejected/no_json": 9}), memory, 3)
     for _ in range(5):
         require_skills(Counter(), memory, 0)
+
+
+# -- placements --------------------------------------------------------------------------------------------------------
+
+
+def tokens(text: str) -> list[int]:
+    return tiny.tokenizer()(text, add_special_tokens=False)["input_ids"]
+
+
+def test_each_placement_puts_the_block_where_it_says():
+    """With the template of the tiny tokenizer: "<user> PROMPT <assistant> "."""
+    prompt = played(2).turns[1].prompt
+    task, rest = prompt.split("\n", 1)
+    expected = {
+        "after_task_line": f"<user> {task} hint: {SKILL} {rest} <assistant>",
+        "user_prefix": f"<user> hint: {SKILL} {prompt} <assistant>",
+        "system": f"<system> hint: {SKILL} <user> {prompt} <assistant>",
+        "before_template": f"hint: {SKILL} <user> {prompt} <assistant>",
+    }
+    for placement in PLACEMENTS:
+        (ids,) = encode_with_skills(tiny.tokenizer(), [prompt], [SKILL], "compact", placement)
+        assert ids == tokens(expected[placement]), placement
+    with pytest.raises(ValueError, match="placement 'footer' is unknown; use one of after_task_line, "):
+        encode_with_skills(tiny.tokenizer(), [prompt], [SKILL], "compact", "footer")
+
+
+@pytest.mark.parametrize("style", ["compact", "released"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_an_empty_skill_leaves_the_prompt_alone(placement, style):
+    """So that the gap between teacher and policy is zero without a skill."""
+    prompts = [turn.prompt for turn in played(3, style).turns]
+    bare = tok.encode_prompts(tiny.tokenizer(), prompts)
+    for nothing in ("", "  \n"):
+        assert encode_with_skills(tiny.tokenizer(), prompts, [nothing] * 3, style, placement) == bare
+    mixed = encode_with_skills(tiny.tokenizer(), prompts, ["", SKILL, ""], style, placement)
+    assert mixed[0] == bare[0] and mixed[2] == bare[2] and len(mixed[1]) > len(bare[1])
+
+
+def test_headings_say_where_a_skill_comes_from():
+    written, library = (skill_block(SKILL, "released", heading) for heading in ("hindsight", "library"))
+    assert "earlier attempt" in written and "earlier attempt" not in library and SKILL in written and SKILL in library

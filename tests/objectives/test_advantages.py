@@ -215,5 +215,162 @@ def test_episode_statistics_do_not_depend_on_the_order_of_episodes(scores, lengt
     np.testing.assert_allclose(permuted, got[moved], rtol=2e-5, atol=2e-5)
 
 
+# -- other estimators --------------------------------------------------------------------------------------------------
+
+
+def test_drgrpo_has_no_standard_deviation() -> None:
+    np.testing.assert_allclose(
+        advantages.drgrpo(SCORES, GROUPS, EPISODES), [4.04, 4.04, 3.94, -5.96, -6.06, 10], atol=2e-6
+    )
+    scaled = advantages.drgrpo(3 * SCORES, GROUPS, EPISODES)
+    np.testing.assert_allclose(scaled, 3 * advantages.drgrpo(SCORES, GROUPS, EPISODES), rtol=1e-5)
+
+
+def test_rloo_is_the_score_minus_the_mean_of_the_others() -> None:
+    scores, groups = np.array([10, 0, 0, 7, 3, 5], np.float32), np.array([0, 0, 0, 1, 1, 2])
+    want = [10 - 0, 0 - 5, 0 - 5, 7 - 3, 3 - 7, 5]  # the last has no others
+    np.testing.assert_allclose(advantages.rloo(scores, groups, np.arange(6)), want, atol=1e-5)
+
+
+def test_rloo_over_episodes_counts_episodes() -> None:
+    # Two episodes, of three rows and of one: each is compared with the other, not with three others.
+    got = advantages.rloo(np.array([10, 10, 10, 0.0]), np.zeros(4, int), np.array([0, 0, 0, 1]), stat="episodes")
+    np.testing.assert_allclose(got, [10, 10, 10, -10], atol=1e-5)
+
+
+@pytest.mark.parametrize("stat", advantages.STATS)
+def test_reinforce_pp_whitens_the_whole_batch(stat: str) -> None:
+    # Episodes are numbered anew in each group: (0, 0) and (1, 0) are two.
+    groups, episodes = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 0, 1, 1])
+    scores = np.array([10, 10, 0, 0, 5, 5], np.float32)
+    entries = scores if stat == "rows" else scores[[0, 2, 3, 4]]
+    want = (scores - entries.mean()) / (entries.std(ddof=1) + 1e-6)
+    np.testing.assert_allclose(advantages.reinforce_pp(scores, groups, episodes, stat=stat), want, atol=1e-5)
+
+
+ANCHORS = np.array([0, 1, 2, 0, 1, 1])
+RETURNS = np.array([9.025, 9.5, 10, 0, 0, 10], np.float32)
+
+
+def test_gigpo_compares_turns_from_the_same_observation_of_the_same_task() -> None:
+    # Group 0: rows 0 and 3 share an observation, rows 1 and 4 too; row 2 is alone. Group 1: its row is alone, though
+    # its observation has the number of another task's.
+    steps = advantages.gigpo_steps(RETURNS, GROUPS, ANCHORS, normalize="mean")
+    np.testing.assert_allclose(steps, [4.5125, 4.75, 0, -4.5125, -4.75, 0], atol=1e-5)
+    steps = advantages.gigpo_steps(RETURNS, GROUPS, ANCHORS)
+    np.testing.assert_allclose(steps, np.array([1, 1, 0, -1, -1, 0]) / np.sqrt(2), atol=1e-5)
+
+
+def test_gigpo_adds_a_share_of_the_step_advantage() -> None:
+    arguments = (SCORES, RETURNS, GROUPS, EPISODES, ANCHORS)
+    of_episode = advantages.grpo(SCORES, GROUPS, EPISODES)
+    np.testing.assert_array_equal(advantages.gigpo(*arguments, step_weight=0.0), of_episode)
+    half = advantages.gigpo(*arguments, step_weight=0.5) - of_episode
+    np.testing.assert_allclose(half, 0.5 * advantages.gigpo_steps(RETURNS, GROUPS, ANCHORS), atol=1e-5)
+
+
+def test_gigpo_ignores_padding() -> None:
+    real = np.array([1, 1, 1, 1, 1, 0])
+    got = np.asarray(advantages.gigpo(SCORES, RETURNS, np.zeros(6, int), EPISODES, ANCHORS, mask=real))
+    want = advantages.gigpo(SCORES[:5], RETURNS[:5], np.zeros(5, int), EPISODES[:5], ANCHORS[:5])
+    np.testing.assert_allclose(got[:5], want, atol=1e-6)
+    assert got[5] == 0
+
+
+@pytest.mark.parametrize("kind", advantages.KINDS)
+@pytest.mark.parametrize("invalid_penalty", advantages.PENALTIES)
+def test_every_estimator_takes_rewards_and_penalties(kind: str, invalid_penalty: str) -> None:
+    rewards, invalid = np.array([10, 10, 10, 0, 0, 0.0]), np.array([0, 0, 1, 0, 1, 0])
+    extra = dict(step_returns=RETURNS, anchor_ids=ANCHORS) if kind == "gigpo" else {}
+    got = advantages.row_advantages(
+        rewards, invalid, np.zeros(6, int), EPISODES, kind=kind, invalid_penalty=invalid_penalty, **extra
+    )
+    if kind == "zero":
+        np.testing.assert_array_equal(got, 0.0)
+        return
+    score = rewards - 0.1 * invalid if invalid_penalty == "in_score" else rewards
+    ids = (np.zeros(6, int), EPISODES)
+    if kind == "gigpo":
+        returns = RETURNS - 0.1 * invalid if invalid_penalty == "in_score" else RETURNS
+        want = advantages.gigpo(score, returns, *ids, ANCHORS)
+    else:
+        want = getattr(advantages, kind)(score, *ids)
+    if invalid_penalty == "after_norm":
+        want = want - 0.1 * invalid
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_gigpo_needs_its_arrays() -> None:
+    with pytest.raises(ValueError, match="gigpo needs step_returns and anchor_ids"):
+        advantages.row_advantages(SCORES, np.zeros(6), GROUPS, EPISODES, kind="gigpo")
+    with pytest.raises(ValueError, match="kind is 'ppo'; choose one of grpo, "):
+        advantages.row_advantages(SCORES, np.zeros(6), GROUPS, EPISODES, kind="ppo")
+
+
+def test_overlong_rises_over_the_buffer() -> None:
+    got = advantages.overlong(np.array([[10, 80], [90, 100]]), max_tokens=100, buffer=20, penalty=2.0)
+    np.testing.assert_allclose(got, [[0, 0], [1, 2]], atol=1e-6)
+
+
+def test_mixed_rows() -> None:
+    rewards, groups = np.array([10, 0, 0, 0, 10, 10, 10]), np.array([0, 0, 1, 1, 2, 2, 2])
+    real = np.array([1, 1, 1, 1, 1, 1, 0])
+    np.testing.assert_array_equal(advantages.mixed_rows(rewards, groups, real), [1, 1, 0, 0, 0, 0, 0])
+
+
+# -- shaping by the teacher --------------------------------------------------------------------------------------------
+
+TOKEN_A = np.array([[1.0, -2.0, 0.0, 1.0]], np.float32)
+GAP = np.array([[0.1, 0.1, 3.0, -80.0]], np.float32)
+HAS_TEACHER = np.array([[1, 1, 1, 1]])
+
+
+def test_shapes() -> None:
+    shape = lambda kind, **numbers: advantages.shape_by_teacher(TOKEN_A, GAP, HAS_TEACHER, kind, **numbers)  # noqa: E731
+    np.testing.assert_array_equal(shape("none", weight=0.5), TOKEN_A)
+    np.testing.assert_allclose(shape("add_gap", weight=0.5), TOKEN_A + 0.5 * GAP, rtol=1e-6)
+    gate = 1 / (1 + np.exp(-5 * GAP.astype(np.float64)))
+    np.testing.assert_allclose(shape("add_gate", weight=0.5), TOKEN_A + 0.5 * gate, atol=1e-6)
+    factor = np.array([[0.5 + 0.5 * np.exp(0.1), 0.5 + 0.5 * np.exp(-0.1), 1, 0.5 + 0.5 * 0.8]])
+    np.testing.assert_allclose(shape("mult_clip", weight=0.5), TOKEN_A * factor, rtol=1e-6)
+    with pytest.raises(ValueError, match="shape is 'turn_mult'"):
+        shape("turn_mult", weight=1.0)
+
+
+@pytest.mark.parametrize("kind", ["add_gap", "mult_clip"])
+def test_shape_weight_zero_changes_nothing(kind: str) -> None:
+    got = advantages.shape_by_teacher(TOKEN_A, GAP, HAS_TEACHER, kind, weight=0.0)
+    np.testing.assert_array_equal(got, TOKEN_A)
+
+
+@pytest.mark.parametrize("kind", ["add_gap", "mult_clip", "add_gate"])
+def test_tokens_without_a_teacher_keep_their_advantage(kind: str) -> None:
+    gap = np.array([[0.1, np.nan, 3.0, np.inf]])
+    got = advantages.shape_by_teacher(TOKEN_A, gap, np.array([[1, 0, 1, 0]]), kind, weight=0.5)
+    np.testing.assert_array_equal(np.asarray(got)[0, [1, 3]], TOKEN_A[0, [1, 3]])
+    assert np.isfinite(got).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    advantage=st.sampled_from([0.0, 1e-6, -1e-6, 0.3, -1.0, 5.0]),
+    gap=st.floats(-80, 80, width=32),
+    weight=st.floats(0, 1, width=32),
+    clip=st.floats(0, 0.875, width=32),
+)
+def test_mult_clip_keeps_the_sign_and_its_range(advantage, gap, weight, clip) -> None:
+    arrays = (np.full((1, 1), advantage, np.float32), np.full((1, 1), gap, np.float32), np.ones((1, 1)))
+    got = float(advantages.shape_by_teacher(*arrays, "mult_clip", weight=weight, clip=clip)[0, 0])
+    assert np.sign(got) == np.sign(np.float32(advantage))
+    bound = weight * clip + 1e-5
+    assert (1 - bound) * abs(advantage) <= abs(got) <= (1 + bound) * abs(advantage) + 1e-30
+
+
+def test_no_gradient_through_a_shaped_advantage() -> None:
+    total = lambda a, gap: advantages.shape_by_teacher(a, gap, HAS_TEACHER, "add_gap", weight=0.5).sum()  # noqa: E731
+    for position in (0, 1):
+        np.testing.assert_array_equal(jax.grad(total, argnums=position)(TOKEN_A, GAP), 0.0)
+
+
 def test_output_is_float32() -> None:
     assert advantages.grpo(SCORES.astype(np.float64), GROUPS, EPISODES).dtype == jnp.float32

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seed_jax.objectives import policy_loss
 from seed_jax.objectives.distill import GATES, gap_nll, gate_weights
-from seed_jax.objectives.policy_loss import entropy, kl_k3, ppo_clip
+from seed_jax.objectives.policy_loss import entropy, gspo, kl_k1, kl_k2, kl_k3, ppo_clip, reinforce
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
 
@@ -57,6 +58,34 @@ def test_golden_distillation(golden_cases) -> None:
         close(metrics["gap_mean"], case["opd_gap_mean"])
 
 
+def test_golden_gspo(golden_cases) -> None:
+    for case in golden_cases:
+        mask = case["mask"]
+        lengths = policy_loss.turn_lengths(mask)
+        weight = policy_loss.aggregation_weight("seq_mean_token_mean", lengths, 7, mask.sum(), len(mask))
+        function = jax.value_and_grad(gspo, has_aux=True)
+        (loss, _), grad = function(
+            jnp.asarray(case["new"]),
+            case["old"],
+            case["adv_std_steps"],
+            mask,
+            clip_low=0.2,
+            clip_high=0.2,
+            weight=weight,
+            token_level=True,
+        )
+        close(loss, case["gspo_loss"])
+        close(grad, case["gspo_grad"])
+
+
+def test_golden_total(golden_cases) -> None:
+    for case in golden_cases:
+        arguments = (jnp.asarray(case["new"]), case["old"], case["adv_std_steps"], case["mask"])
+        total = ppo_clip(*arguments, **CLIP)[0] + 0.01 * kl_k3(case["new"], case["ref"], case["mask"])
+        total += 0.01 * gap_nll(case["new"], case["teacher"], case["mask"] * case["step_mask"][:, None])[0]
+        close(total, case["total"])
+
+
 def test_hand_vector_policy_loss() -> None:
     (loss, metrics), grad = jax.value_and_grad(ppo_clip, has_aux=True)(NEW, OLD, ADVANTAGES, MASK, **CLIP)
     close(loss, 1.5737574)
@@ -96,6 +125,123 @@ def test_without_dual_clip_the_loss_is_unbounded() -> None:
     loss, metrics = ppo_clip(np.array([[1.5]]), np.array([[0.0]]), np.array([-2.0]), np.ones((1, 1)), dual_clip=None)
     close(loss, 2 * np.exp(1.5))
     assert float(metrics["dual_clip_fraction"]) == 0
+
+
+# Three turns in two rows: row 0 holds one of two tokens and one of one, row 1 one of three.
+TURNS = np.array([[0, 0, 1], [0, 0, 0]])
+FULL = np.ones((2, 3), np.float32)
+# The same, one turn a row.
+UNPACKED = [[(0, 0), (0, 1)], [(0, 2)], [(1, 0), (1, 1), (1, 2)]]
+
+
+def unpack(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(values, mask) [3, 3] of a packed array [2, 3]."""
+    values, mask = np.zeros((2, 3, 3), np.float32)
+    for i, places in enumerate(UNPACKED):
+        for j, place in enumerate(places):
+            values[i, j], mask[i, j] = array[place], 1
+    return values, mask
+
+
+def test_turn_statistics() -> None:
+    close(policy_loss.turn_lengths(FULL, TURNS), [[2, 2, 1], [3, 3, 3]])
+    close(policy_loss.turn_lengths(MASK, TURNS), [[2, 2, 0], [3, 3, 3]])
+    close(policy_loss.turn_sum(NEW, FULL, TURNS)[0], [-1.25, -1.25, -1.2])
+    close(policy_loss.turn_mean(NEW, FULL, TURNS)[1], [-3.2 / 3] * 3, 1e-6)
+    assert policy_loss.count_turns(policy_loss.turn_lengths(FULL, TURNS), FULL) == 3
+    assert policy_loss.count_turns(policy_loss.turn_lengths(MASK, TURNS), MASK) == 2
+
+
+@pytest.mark.parametrize("mode", policy_loss.AGGREGATIONS)
+def test_aggregations(mode: str) -> None:
+    values = np.array([[1, 2, 4], [8, 16, 32]], np.float32)
+    lengths = policy_loss.turn_lengths(FULL, TURNS)
+    weight = policy_loss.aggregation_weight(mode, lengths, 10, 6, 3)
+    want = {
+        "token_mean": 63 / 6,
+        "seq_mean_token_mean": (1.5 + 4 + 56 / 3) / 3,
+        "seq_mean_token_sum": (3 + 4 + 56) / 3,
+        "seq_mean_token_sum_norm": (3 + 4 + 56) / 30,
+    }[mode]
+    close(policy_loss.token_mean(values, FULL, 6, weight), want)
+
+
+def test_unknown_aggregation() -> None:
+    with pytest.raises(ValueError, match="aggregation is 'mean'; choose one of token_mean"):
+        policy_loss.aggregation_weight("mean", FULL, 1, 1, 1)
+
+
+def turn_average(mask, turns=None):
+    lengths = policy_loss.turn_lengths(mask, turns)
+    count = policy_loss.count_turns(lengths, mask)
+    return policy_loss.aggregation_weight("seq_mean_token_mean", lengths, 1, mask.sum(), count)
+
+
+def test_gspo_ratio_is_that_of_the_turn() -> None:
+    token_a = np.broadcast_to(np.array([[1.0, 1.0, -2.0]], np.float32), (2, 3)).copy()
+    token_a[1] = 0.5
+    loss, metrics = gspo(
+        NEW, OLD, token_a, FULL, clip_low=0.1, clip_high=0.1, turns=TURNS, weight=turn_average(FULL, TURNS)
+    )
+    total, ratios = 0.0, []
+    for places in UNPACKED:
+        ratio = np.exp(np.mean([NEW[p] - OLD[p] for p in places], dtype=np.float64))
+        a = token_a[places[0]]
+        total += max(-a * ratio, -a * np.clip(ratio, 0.9, 1.1)) / 3
+        ratios.append(ratio)
+    close(loss, total)
+    close(metrics["ratio_max"], max(ratios))
+
+
+@pytest.mark.parametrize("token_level", [False, True])
+def test_gspo_packed_equals_unpacked(token_level: bool) -> None:
+    a = np.array([1.0, -2.0, 0.5], np.float32)
+    packed_a = np.array([[1, 1, -2], [0.5, 0.5, 0.5]], np.float32)
+    new, mask = unpack(NEW)
+    function = jax.value_and_grad(gspo, has_aux=True)
+    settings = dict(clip_low=0.3, clip_high=0.3, token_level=token_level)
+    (want, _), want_grad = function(new, unpack(OLD)[0], a, mask, **settings, weight=turn_average(mask))
+    weight = turn_average(FULL, TURNS)
+    (got, _), grad = function(NEW, OLD, packed_a, FULL, **settings, weight=weight, turns=TURNS)
+    close(got, want)
+    close(unpack(np.asarray(grad))[0], want_grad)
+
+
+def test_gspo_token_gradient_is_the_sequence_gradient_for_a_constant_advantage() -> None:
+    function = jax.value_and_grad(gspo, has_aux=True)
+    a = np.array([[1, 1, -2], [0.5, 0.5, 0.5]], np.float32)
+    settings = dict(clip_low=0.3, clip_high=0.3, turns=TURNS, weight=turn_average(FULL, TURNS))
+    (sequence, _), sequence_grad = function(NEW, OLD, a, FULL, **settings)
+    (token, _), token_grad = function(NEW, OLD, a, FULL, **settings, token_level=True)
+    close(token, sequence)
+    close(token_grad, sequence_grad)
+    assert np.abs(sequence_grad).max() > 0.01
+
+
+def test_reinforce() -> None:
+    (loss, metrics), grad = jax.value_and_grad(reinforce, has_aux=True)(NEW, OLD, ADVANTAGES, MASK)
+    close(loss, -(ADVANTAGES[:, None] * NEW * MASK).sum() / 5)
+    close(grad, -ADVANTAGES[:, None] * MASK / 5)
+    close(metrics["approx_kl"], -0.35)
+
+
+def test_importance_weight_is_capped_and_constant() -> None:
+    got = policy_loss.importance_weight(NEW, OLD, MASK, 2.0)
+    close(got, np.minimum(np.exp((NEW - OLD) * MASK), 2.0))
+    total = lambda new: policy_loss.importance_weight(new, OLD, MASK, 2.0).sum()  # noqa: E731
+    np.testing.assert_array_equal(jax.grad(total)(NEW), 0.0)
+    weighted, _ = ppo_clip(NEW, NEW, ADVANTAGES, MASK, **CLIP, weight=got)
+    close(weighted, (-ADVANTAGES[:, None] * np.asarray(got) * MASK).sum() / 5)
+
+
+def test_kl_estimates() -> None:
+    difference = (NEW - REF) * MASK
+    loss, grad = jax.value_and_grad(kl_k1)(NEW, REF, MASK)
+    close(loss, difference.sum() / 5)
+    close(grad, MASK / 5)
+    loss, grad = jax.value_and_grad(kl_k2)(NEW, REF, MASK)
+    close(loss, (0.5 * difference**2).sum() / 5)
+    close(grad, difference / 5)
 
 
 def test_kl_is_clamped_per_token() -> None:
@@ -146,7 +292,7 @@ def test_constants_have_no_gradient(which: str) -> None:
 
 
 def all_terms(logp, old, ref, teacher, advantages, mask, denominator=None):
-    """The sum of the four terms, every one with weight 1."""
+    """The sum of the four terms of the published method, every one with weight 1."""
     policy, _ = ppo_clip(logp, old, advantages, mask, **CLIP, denominator=denominator)
     distillation, _ = gap_nll(logp, teacher, mask, denominator=denominator)
     kl = kl_k3(logp, ref, mask, denominator=denominator)
@@ -182,7 +328,7 @@ def test_an_empty_mask_is_exactly_zero() -> None:
     assert float(loss) == 0
     np.testing.assert_array_equal(grad, 0.0)
     for gate in GATES:
-        loss, metrics = gap_nll(NEW, TEACHER, np.zeros_like(MASK), gate=gate)
+        loss, metrics = gap_nll(NEW, TEACHER, np.zeros_like(MASK), gate=gate, advantages=ADVANTAGES[:, None])
         assert float(loss) == 0 and all(float(value) == 0 for value in metrics.values())
 
 
@@ -247,6 +393,50 @@ def test_micro_batches_with_a_global_denominator_add_up(batch) -> None:
     close(np.concatenate([part[1] for part in parts]), grad)
 
 
+MODES = [(policy, mode) for policy in ("ppo_clip", "gspo", "gspo_token") for mode in policy_loss.AGGREGATIONS]
+
+
+def other_terms(logp, old, ref, teacher, advantages, mask, tokens=None, turns=None, *, policy, mode):
+    """Another policy loss, aggregation and KL; gates that look at the whole batch are in test_distill.py."""
+    lengths = policy_loss.turn_lengths(mask)
+    tokens = mask.sum() if tokens is None else tokens
+    turns = policy_loss.count_turns(lengths, mask) if turns is None else turns
+    weight = policy_loss.aggregation_weight(mode, lengths, 4, tokens, turns)
+    shared = dict(denominator=tokens, weight=weight)
+    if policy == "ppo_clip":
+        loss, _ = ppo_clip(logp, old, advantages, mask, **CLIP, **shared)
+    else:
+        loss, _ = gspo(logp, old, advantages, mask, **shared, token_level=policy == "gspo_token")
+    loss += kl_k2(logp, ref, mask, **shared) + 0.1 * entropy(logp, mask, **shared)
+    return loss + gap_nll(logp, teacher, mask, gate="outcome", advantages=advantages[:, None], denominator=tokens)[0]
+
+
+OTHER = {
+    choice: jax.jit(jax.value_and_grad(lambda *a, p=choice[0], m=choice[1]: other_terms(*a, policy=p, mode=m)))
+    for choice in MODES
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=batches(), choice=st.sampled_from(MODES), order=st.permutations(range(ROWS)))
+def test_other_objectives_do_not_depend_on_order_padding_and_splits(batch, choice, order) -> None:
+    terms, order, mask = OTHER[choice], np.array(order), batch[-1]
+    loss, grad = terms(*batch)
+    assert np.isfinite(loss) and np.isfinite(grad).all()
+    scale = max(1.0, abs(float(loss)), float(np.abs(grad).max()))
+    near = lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * scale)  # noqa: E731
+    moved_loss, moved_grad = terms(*[array[order] for array in batch])
+    near(moved_loss, loss)
+    near(moved_grad, np.asarray(grad)[order])
+    padded_loss, padded_grad = terms(*[np.pad(array, [(0, 2)] + [(0, 3)] * (array.ndim - 1)) for array in batch])
+    near(padded_loss, loss)
+    near(padded_grad[:ROWS, :TOKENS], grad)
+    totals = np.float32(mask.sum()), np.float32(mask.any(axis=1).sum())
+    parts = [terms(*[array[rows] for array in batch], *totals) for rows in (slice(0, 2), slice(2, None))]
+    near(sum(part[0] for part in parts), loss)
+    near(np.concatenate([part[1] for part in parts]), grad)
+
+
 def test_metrics_of_micro_batches_add_up() -> None:
     total = MASK.sum()
     for function, other in ((ppo_clip, OLD), (gap_nll, TEACHER)):
@@ -268,6 +458,10 @@ def test_metrics_of_micro_batches_add_up() -> None:
         (lambda: entropy(NEW[:, :2], MASK), "token_entropy"),
         (lambda: gap_nll(NEW, TEACHER[:1], MASK), "teacher_logp"),
         (lambda: gap_nll(NEW, TEACHER, MASK, gate="soft"), "gate is 'soft'; choose one of none, const, sig_gap"),
+        (lambda: gap_nll(NEW, TEACHER, MASK, gate="outcome"), "'outcome' needs advantages"),
+        (lambda: gspo(NEW, OLD[:1], ADVANTAGES, MASK), "old_logp"),
+        (lambda: reinforce(NEW, OLD, np.ones(3), MASK), "advantages"),
+        (lambda: kl_k2(NEW, REF[:, :2], MASK), "ref_logp"),
     ],
 )
 def test_bad_arguments(function, message: str) -> None:

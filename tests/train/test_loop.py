@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import json
 import logging
@@ -19,8 +18,9 @@ import numpy as np
 import pytest
 
 from envs.base import EnvError
-from seed_jax import evaluate, sharding
+from seed_jax import evaluate
 from seed_jax.hindsight.analyzer import NoSkills
+from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
 from seed_jax.runtime.logging import MetricsWriter, read_jsonl
 from seed_jax.sampler.engine import Sampler
@@ -35,19 +35,8 @@ ITERATIONS = 3
 
 @pytest.fixture(scope="module", autouse=True)
 def one_device(tmp_path_factory):
-    """The mesh takes one of the eight virtual devices; programs compiled for one run serve the others."""
-    cache = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("xla")),
-        "jax_persistent_cache_min_compile_time_secs": 0.2,
-    }
-    before = {name: getattr(jax.config, name) for name in cache}
-    for name, value in cache.items():
-        jax.config.update(name, value)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharding, "make_mesh", functools.partial(sharding.make_mesh, jax.devices()[:1]))
+    with tiny.one_device(tmp_path_factory.mktemp("xla")):
         yield
-    for name, value in before.items():
-        jax.config.update(name, value)
 
 
 @pytest.fixture(scope="module")
@@ -498,7 +487,7 @@ def test_samples_carry_reward_penalty_and_teacher(model_dir, invalid, expected):
     won.skill = Skill("", "go to shelf 1")
     lost = Episode("t", "f", "look", 3, 7, [made_turn(n, True, True) for n in range(4, 6)])
     failed = Episode("t", "f", "look", 4, 8, [made_turn(9, True, True)], error="crashed")
-    run = SimpleNamespace(config=config, tokenizer=tiny.tokenizer(), distills=True)
+    run = SimpleNamespace(config=config, skills=Skills(config, tiny.tokenizer()), distills=True)
     samples = loop._samples(run, [won, lost, failed], 0, Counter())
     assert sorted(sample.prompt[0] for sample in samples) == [0, 1, 2, 3, 4, 5]
     for sample in samples:

@@ -1,0 +1,48 @@
+"""What every launcher that trains does: settings of the process, and one run from config to summary."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from launch.environment import DataError, open_environment
+from seed_jax import config as config_lib
+from seed_jax.hindsight.client import ClientError
+from seed_jax.hindsight.library import SkillError
+from seed_jax.hindsight.sources import load_library
+from seed_jax.runtime.host import keep_freed_memory, use_every_core
+from seed_jax.runtime.logging import WorkdirError, prepare_workdir
+from seed_jax.train.loop import train
+
+# What a config or a user's files can cause: told in one line, without a traceback.
+INPUT_ERRORS = (config_lib.ConfigError, DataError, SkillError, ClientError, WorkdirError)
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def check(config) -> None:
+    """Raises one of INPUT_ERRORS if the config, or a skill library that it names, cannot work; prints warnings."""
+    config_lib.check(config)
+    load_library(config.hindsight)
+    for warning in config_lib.warnings(config):
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def prepare_process(configs: Sequence) -> None:
+    """Settings of JAX and the host for one or more runs in this process. Call before anything touches a device."""
+    keep_freed_memory()
+    use_every_core(math.gcd(*(min(c.pack.rows_per_micro, max(1, c.rollout.batch // 4)) for c in configs)))
+    logging.getLogger("absl").setLevel(logging.WARNING)
+    jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "seed_jax" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def run(config, workdir: Path, *, overwrite: bool = False) -> dict:
+    """Trains in a workdir, or resumes what it holds; returns the summary."""
+    resuming = prepare_workdir(workdir, config, overwrite)
+    with open_environment(config) as setup:
+        return train(config, setup, workdir, resuming=resuming)

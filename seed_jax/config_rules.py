@@ -1,0 +1,296 @@
+"""What a config's values may be: choices and ranges of single fields, and combinations that cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "old_logprobs": ("recompute", "sampler"),
+    "model.dtype": ("float32", "bfloat16"),
+    "model.remat": ("none", "dots", "full"),
+    "env.engine": ("native", "textworld"),
+    "env.prompt": ("released", "compact"),
+    "hindsight.source": ("none", "self_hindsight", "external_hindsight", "static_library", "skill_bank"),
+    "hindsight.retrieval": ("task_type", "keyword", "keyword_full_prompt", "all"),
+    "hindsight.control": ("none", "wrong_skill", "placebo"),
+    "hindsight.placement": ("after_task_line", "user_prefix", "before_template", "system"),
+    "hindsight.at_eval": ("no", "yes", "both"),
+    "rollout.group_filter": ("off", "mask", "dynamic"),
+    "adv.kind": ("grpo", "drgrpo", "rloo", "gigpo", "reinforce_pp", "zero"),
+    "adv.stat": ("rows", "episodes"),
+    "adv.normalize": ("std", "mean"),
+    "adv.invalid": ("format", "inadmissible"),
+    "adv.invalid_penalty": ("in_score", "after_norm"),
+    "adv.shape": ("none", "add_gap", "mult_clip", "add_gate"),
+    "loss.kind": ("ppo_clip", "gspo", "gspo_token", "reinforce"),
+    "loss.aggregation": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"),
+    "loss.kl_type": ("k3", "k1", "k2", "full"),
+    "distill.kind": (
+        "none",
+        "gap_nll",
+        "score",
+        "k2",
+        "k3",
+        "k3_is",
+        "full_rev",
+        "full_fwd",
+        "full_jsd",
+        "topk_rev",
+        "topk_fwd",
+        "topk_jsd",
+    ),
+    "distill.support": ("tail", "renorm"),
+    "distill.gate": ("sig_gap", "const", "none", "hard", "centered", "outcome", "standardised"),
+    "distill.gap": ("current", "old"),
+    "distill.teacher": ("old", "current", "ema", "periodic", "frozen_init"),
+    "distill.rows": ("with_skill", "failed_only", "success_only"),
+    "distill.span": ("all", "action", "thought"),
+    "distill.denominator": ("masked", "all"),
+    "distill.schedule": ("const", "linear", "window", "handoff"),
+    "eval.split": ("seen", "unseen"),
+}
+
+WHOLE_NUMBERS = {  # field -> smallest value that makes sense
+    "seed": 0,
+    "iterations": 1,
+    "env.max_steps": 1,
+    "env.history": 0,
+    "env.train_tasks": 1,
+    "env.workers": 0,
+    "rollout.tasks": 1,
+    "rollout.group": 1,
+    "rollout.max_response_tokens": 1,
+    "rollout.max_prompt_tokens": 1,
+    "rollout.batch": 1,
+    "rollout.prompt_bucket": 1,
+    "rollout.max_rounds": 1,
+    "adv.overlong_buffer": 0,
+    "distill.top_k": 1,
+    "distill.refresh_every": 1,
+    "distill.schedule_start": 0,
+    "distill.schedule_stop": 0,
+    "distill.schedule_patience": 1,
+    "hindsight.max_analysis_tokens": 1,
+    "hindsight.max_skill_tokens": 1,
+    "hindsight.min_words": 1,
+    "hindsight.min_coverage_iterations": 0,
+    "hindsight.api_workers": 1,
+    "optim.warmup_steps": 0,
+    "pack.row_tokens": 1,
+    "pack.teacher_row_tokens": 1,
+    "pack.max_turns_per_row": 1,
+    "pack.scored_tokens_per_row": 1,
+    "pack.rows_per_micro": 1,
+    "pack.micros_per_mini": 1,
+    "eval.every": 0,
+    "eval.games": 1,
+    "eval.seed": 0,
+    "checkpoint.every": 1,
+    "checkpoint.keep": 1,
+    "log.episodes_per_iteration": 0,
+    "log.grad_norms_every": 0,
+    "log.diagnostics_episodes": 0,
+}
+
+# Real numbers: must be > 0, >= 0, in [0, 1), or in (0, 1].
+POSITIVE = (
+    "env.step_timeout_s",
+    "rollout.temperature",
+    "hindsight.api_timeout_s",
+    "adv.eps",
+    "optim.lr",
+    "optim.eps",
+    "optim.grad_clip",
+)
+NOT_NEGATIVE = (
+    "adv.std_floor",
+    "adv.penalty",
+    "adv.step_weight",
+    "adv.overlong_penalty",
+    "adv.shape_weight",
+    "loss.rl_coef",
+    "loss.clip_high",
+    "loss.importance_cap",
+    "loss.kl_coef",
+    "loss.entropy_coef",
+    "distill.beta",
+    "distill.coef",
+    "distill.clip",
+    "distill.schedule_end",
+    "optim.weight_decay",
+)
+FRACTIONS = ("adv.shape_clip", "loss.clip_low", "optim.b1", "optim.b2")
+SHARES = ("adv.gamma", "adv.anchor_similarity", "distill.ema_rate")
+NAMES = ("method", "model.init", "env.name", "env.data", "env.size")
+SWITCHES = ("rollout.require_think", "log.tensorboard")
+TEXTS = ("hindsight.library", "hindsight.api_url", "hindsight.api_model")  # may be empty
+OTHER = (
+    "mesh.fsdp",
+    "mesh.tensor",
+    "loss.dual_clip",
+    "distill.mix",
+    "distill.threshold",
+    "eval.temperatures",
+    "hindsight.at_rollout",
+)
+
+_LIBRARIES = ("static_library", "skill_bank")
+_ANEW = "keyword_full_prompt"
+
+
+# Fields that exclude each other: (fields, whether their values clash, why and what to do).
+COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
+    (
+        ("adv.kind", "rollout.group"),
+        lambda kind, group: kind in ("grpo", "drgrpo", "rloo", "gigpo") and group < 2,
+        "a reward is compared inside its group, so a group needs 2 episodes or more",
+    ),
+    (
+        ("env.train_tasks", "rollout.tasks"),
+        lambda available, wanted: available < wanted,
+        "an iteration needs more tasks than there are; lower rollout.tasks or raise env.train_tasks",
+    ),
+    (
+        ("adv.kind", "adv.normalize"),
+        lambda kind, normalize: kind in ("drgrpo", "rloo") and normalize == "std",
+        "this estimator has no standard deviation; set adv.normalize = 'mean', or adv.kind = 'grpo'",
+    ),
+    (
+        ("distill.kind", "adv.shape", "hindsight.source"),
+        lambda kind, shape, source: (kind != "none" or shape != "none") and source == "none",
+        "a teacher needs skills; set hindsight.source = 'self_hindsight', or distill.kind = 'none' and "
+        "adv.shape = 'none'",
+    ),
+    (
+        ("loss.rl_coef", "adv.kind", "adv.shape", "distill.kind", "distill.coef"),
+        lambda rl_coef, kind, shape, distill, coef: (
+            (rl_coef == 0 or (kind == "zero" and shape in ("none", "mult_clip"))) and (distill == "none" or coef == 0)
+        ),
+        "nothing is left to learn from, so this can only be evaluated; to train, raise one of the coefficients above 0 "
+        "(loss.rl_coef needs an advantage, distill.coef a distill.kind)",
+    ),
+    (
+        ("loss.kind", "loss.aggregation"),
+        lambda kind, aggregation: kind in ("gspo", "gspo_token") and aggregation != "seq_mean_token_mean",
+        "a ratio of whole turns is averaged over turns; set loss.aggregation = 'seq_mean_token_mean'",
+    ),
+    (
+        ("loss.kind", "adv.shape"),
+        lambda kind, shape: kind == "gspo" and shape != "none",
+        "the teacher makes advantages that differ between tokens; set loss.kind = 'gspo_token'",
+    ),
+    (
+        ("loss.importance_cap", "old_logprobs"),
+        lambda cap, old: cap > 0 and old == "sampler",
+        "the weight compares trainer with sampler; set old_logprobs = 'recompute', or loss.importance_cap = 0.0",
+    ),
+    (
+        ("distill.gate", "adv.kind", "distill.kind"),
+        lambda gate, kind, distill: gate == "outcome" and kind == "zero" and distill != "none",
+        "the gate follows the sign of the advantage, which is always 0; choose another gate or advantage",
+    ),
+    (
+        ("distill.schedule", "distill.schedule_start", "distill.schedule_stop"),
+        lambda schedule, start, stop: (
+            schedule != "const" and (stop < start or (stop == start and schedule != "window"))
+        ),
+        "the schedule ends before it begins; raise distill.schedule_stop",
+    ),
+    (
+        ("distill.schedule", "distill.kind", "adv.shape"),
+        lambda schedule, kind, shape: schedule != "const" and kind == "none" and shape == "none",
+        "there is no teacher to be scheduled; set distill.schedule = 'const'",
+    ),
+    (
+        ("adv.overlong_buffer", "rollout.max_response_tokens"),
+        lambda buffer, response: buffer > response,
+        "a reply would cost reward before its first token; lower adv.overlong_buffer",
+    ),
+    (
+        ("hindsight.source", "distill.kind", "adv.shape", "hindsight.at_rollout", "hindsight.at_eval"),
+        lambda source, kind, shape, share, panel: (
+            source != "none" and kind == "none" and shape == "none" and share == 0 and panel == "no"
+        ),
+        "skills would be written and never used; set hindsight.source = 'none', or distill.kind = 'gap_nll'",
+    ),
+    (
+        ("hindsight.at_rollout", "hindsight.at_eval", "hindsight.source"),
+        lambda share, panel, source: (share > 0 or panel != "no") and source not in _LIBRARIES,
+        "only skills that exist before an episode can be read in it; set the first two to 0.0 and 'no', or "
+        "hindsight.source = 'static_library' or 'skill_bank'",
+    ),
+    (
+        ("hindsight.at_rollout", "distill.kind", "adv.shape"),
+        lambda share, kind, shape: share == 1 and (kind != "none" or shape != "none"),
+        "the policy would read what its teacher reads, so there is nothing to distill; lower the share, or set "
+        "distill.kind = 'none' and adv.shape = 'none'",
+    ),
+    (
+        ("hindsight.source", "hindsight.library"),
+        lambda source, library: source in _LIBRARIES and not library,
+        "name the folder (static_library) or the JSON file (skill_bank) in the second",
+    ),
+    (
+        ("hindsight.source", "hindsight.api_url", "hindsight.api_model"),
+        lambda source, url, model: source == "external_hindsight" and not (url and model),
+        "name the service and its model in the last two",
+    ),
+    (
+        ("hindsight.control", "hindsight.source"),
+        lambda control, source: control != "none" and source == "none",
+        "a control replaces skills and there are none; set hindsight.control = 'none', or a source",
+    ),
+    (
+        ("hindsight.control", "hindsight.source", "hindsight.retrieval"),
+        lambda control, source, retrieval: (
+            source in _LIBRARIES
+            and (control, retrieval) in (("wrong_skill", "all"), ("wrong_skill", _ANEW), ("placebo", _ANEW))
+        ),
+        "a control needs one skill an episode; set hindsight.retrieval = 'task_type' or 'keyword'",
+    ),
+    (
+        ("adv.normalize", "adv.std_floor"),
+        lambda normalize, floor: normalize == "mean" and floor > 0,
+        "without a standard deviation its floor does nothing; set adv.std_floor = 0.0, or adv.normalize = 'std'",
+    ),
+    (
+        ("pack.row_tokens", "rollout.max_prompt_tokens", "rollout.max_response_tokens"),
+        lambda row, prompt, response: row < prompt + response,
+        "a row must hold a whole turn; raise the first to the sum of the others, or lower these",
+    ),
+    (
+        (
+            "pack.row_tokens",
+            "rollout.max_prompt_tokens",
+            "hindsight.max_skill_tokens",
+            "rollout.max_response_tokens",
+            "hindsight.at_rollout",
+        ),
+        lambda row, prompt, skill, response, share: share > 0 and prompt + response <= row < prompt + skill + response,
+        "a row must hold a turn and the skill it was played with; raise the first to the sum of the next three",
+    ),
+    (
+        ("pack.scored_tokens_per_row", "rollout.max_response_tokens"),
+        lambda scored, response: scored < response,
+        "a row must score a whole response; raise the first to the second, or lower this",
+    ),
+    (
+        (
+            "pack.teacher_row_tokens",
+            "rollout.max_prompt_tokens",
+            "hindsight.max_skill_tokens",
+            "rollout.max_response_tokens",
+            "distill.kind",
+            "adv.shape",
+        ),
+        lambda row, prompt, skill, response, kind, shape: (
+            (kind != "none" or shape != "none") and row < prompt + skill + response
+        ),
+        "a teacher row must hold a whole turn and its skill; raise the first to the sum of the next three",
+    ),
+    (
+        ("mesh.fsdp", "mesh.tensor"),
+        lambda fsdp, tensor: fsdp == -1 and tensor == -1,
+        "only one of them can be 'all that is left'; give the other a number of devices",
+    ),
+)

@@ -1,0 +1,189 @@
+"""The skill source of a run: who gets which skill, as a teacher or in the policy's own prompt, and the controls.
+
+Sources: `self_hindsight` (the policy writes, see analyzer.py), `external_hindsight` (another model writes),
+`static_library` and `skill_bank` (written beforehand). Written skills belong to a finished episode, so only those of
+a library can be read while an episode is played (`hindsight.at_rollout`, `hindsight.at_eval`).
+
+Controls replace each skill and leave all else alone: `wrong_skill` by that of another task, `placebo` by a text of
+equal length that says nothing. A method that gains as much from them does not learn from the skills' content.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from seed_jax.hindsight.analyzer import analyze_elsewhere
+from seed_jax.hindsight.bank import load_bank
+from seed_jax.hindsight.client import Client
+from seed_jax.hindsight.library import Library, SkillError, load_folder
+from seed_jax.hindsight.prompts import encode_with_skills, skill_block
+from seed_jax.types import Episode, Skill
+
+LIBRARIES = {"static_library": load_folder, "skill_bank": load_bank}
+_FILLER = "There is nothing special about this .".split()
+
+
+def load_library(hindsight) -> Library | None:
+    """The library that a config names, None if its source has none. Raises SkillError."""
+    load = LIBRARIES.get(hindsight.source)
+    return load(hindsight.library) if load else None
+
+
+class Skills:
+    """What a run knows about its skills. Everything is fixed at the start; skills themselves live in the episodes.
+
+    families: task families that will be asked for (checked against the library).
+    """
+
+    def __init__(self, config, tokenizer, families: Iterable[str] = ()):
+        self.hindsight, self.style, self.tokenizer = config.hindsight, config.env.prompt, tokenizer
+        self.source, self.control = config.hindsight.source, config.hindsight.control
+        self.library = load_library(config.hindsight)
+        self.per_turn = self.library is not None and config.hindsight.retrieval == "keyword_full_prompt"
+        self.client = None
+        if self.source == "external_hindsight":
+            h = config.hindsight
+            self.client = Client(h.api_url, h.api_model, h.api_timeout_s, h.api_workers)
+        if self.library:
+            families = sorted(set(families))
+            self.library.check(families, config.hindsight.retrieval)
+            self._check_sizes(families)
+        self._placebo = functools.cache(lambda text: placebo(text, self._length))
+
+    @property
+    def label(self) -> str:
+        """The source's name in metrics, with its control."""
+        return self.source if self.control == "none" else f"{self.source}+{self.control}"
+
+    @property
+    def at_eval(self) -> tuple[bool, ...]:
+        """Whether the panel is played without and with skills; the first is the headline."""
+        return {"no": (False,), "yes": (True,), "both": (False, True)}[self.hindsight.at_eval]
+
+    def find(self, episode: Episode) -> Skill | None:
+        """The library's skill for an episode, its control applied; None if there is none for its task."""
+        names = self.library.names(episode.family, episode.goal, self.hindsight.retrieval)
+        if self.control == "wrong_skill":
+            other = self.library.other(names)
+            return Skill("", self.library.text([other])) if other else None
+        text = self.library.text(names)
+        return Skill("", self._placebo(text) if self.control == "placebo" else text) if text else None
+
+    def give(self, episode: Episode, place: int, share: float) -> None:
+        """Before the first turn: lets the policy read a skill if `place` (in its group) is within the share."""
+        if reads_skill(place, share):
+            episode.given = self.find(episode)
+
+    def assign(self, episodes: Sequence[Episode]) -> Counter:
+        """After the rollout: the teacher's skills. The policy's own ones are already written; the others come here.
+
+        Episodes that were played with a skill get none: their teacher would read what they read.
+        """
+        counts: Counter = Counter()
+        if self.client:
+            counts += analyze_elsewhere(self.client, self.tokenizer, episodes, self.hindsight, self.style)
+        if self.library:
+            for episode in episodes:
+                if episode.turns and not episode.error and not episode.given:
+                    episode.skill = self.find(episode)
+                    episode.skill_error = "" if episode.skill else "none_for_task"
+        elif self.control == "wrong_skill":
+            swap_skills(episodes)
+        elif self.control == "placebo":
+            for episode in episodes:
+                if episode.skill:
+                    episode.skill = episode.skill._replace(text=self._placebo(episode.skill.text))
+        return counts
+
+    def encode(self, prompts: Sequence[str], skills: Sequence[Skill]) -> list[list[int]]:
+        """Prompts with their skills -> token ids."""
+        texts = [skill.text for skill in skills]
+        if self.per_turn:
+            texts = [self.library.text(self.library.by_keywords(prompt)) for prompt in prompts]
+        return encode_with_skills(self.tokenizer, prompts, texts, self.style, self.hindsight.placement, self.heading)
+
+    @property
+    def heading(self) -> str:
+        return "library" if self.library else "hindsight"
+
+    def teacher_prompts(
+        self, episodes: Sequence[Episode], max_tokens: int, counts: Counter
+    ) -> dict[tuple[int, int], list[int]]:
+        """(place of the episode, turn number) -> teacher prompt ids, for every turn of an episode with a skill.
+
+        A turn whose prompt with the skill exceeds `max_tokens` gets none. Counts: taught_turns, teacher_overflow.
+        """
+        keys = [(e, t) for e, episode in enumerate(episodes) if episode.skill for t in range(len(episode.turns))]
+        prompts = [episodes[e].turns[t].prompt for e, t in keys]
+        encoded = dict(zip(keys, self.encode(prompts, [episodes[e].skill for e, _ in keys]), strict=True))
+        kept = {key: ids for key, ids in encoded.items() if len(ids) <= max_tokens}
+        counts["taught_turns"] += len(kept)
+        counts["teacher_overflow"] += len(encoded) - len(kept)
+        return kept
+
+    def metrics(self, episodes: Sequence[Episode], counts: Counter, teaches: bool) -> dict[str, float]:
+        """Shares of the played episodes: whose teacher had a skill (by source), and that were played with one."""
+        played, metrics = [episode for episode in episodes if episode.turns and not episode.error], {}
+        if self.source == "none" or not played:
+            return {}
+        if teaches:
+            taught = sum(episode.skill is not None for episode in played)
+            metrics |= {f"skill/coverage/{self.label}": taught / len(played)}
+            metrics |= {"skill/teacher_overflow": counts["teacher_overflow"]}
+        if self.hindsight.at_rollout:
+            given = sum(episode.given is not None for episode in played)
+            metrics |= {"skill/given": given / len(played), "skill/given_overflow": counts["given_overflow"]}
+        return metrics
+
+    def _length(self, text: str) -> int:
+        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _check_sizes(self, families: Sequence[str]) -> None:
+        """Every skill that a task may get by itself must fit; several at once (keywords) may not, and are counted."""
+        names = list(self.library.skills)
+        if self.hindsight.retrieval == "task_type" and families and self.control == "none":
+            names = [name for name in names if any(name in self.library.names(f, "", "task_type") for f in families)]
+        sets = [names] if self.hindsight.retrieval == "all" else [[name] for name in names] or [[]]
+        for chosen in sets:
+            tokens = self._length(skill_block(self.library.text(chosen), self.style, self.heading))
+            if tokens > self.hindsight.max_skill_tokens:
+                raise SkillError(
+                    f"{self.library.path}: the skill {' + '.join(chosen) or 'for every task'} takes {tokens} tokens, "
+                    f"hindsight.max_skill_tokens = {self.hindsight.max_skill_tokens}; raise it (and the row sizes in "
+                    "pack that it asks for), or shorten the text"
+                )
+
+
+def reads_skill(place: int, share: float) -> bool:
+    """Whether episode `place` of its group is among the share that reads a skill: .5 is every second one, 1 all."""
+    below = lambda count: math.floor(count * share + 1e-9)  # noqa: E731
+    return below(place + 1) > below(place)
+
+
+def swap_skills(episodes: Sequence[Episode]) -> None:
+    """Each skill becomes that of the next episode (in order, from the start behind the last) with another goal."""
+    written = [episode.skill for episode in episodes]
+    for place, episode in enumerate(episodes):
+        if written[place] is None:
+            continue
+        later = (i % len(episodes) for i in range(place + 1, place + len(episodes)))
+        other = next((i for i in later if written[i] and episodes[i].goal != episode.goal), None)
+        episode.skill = None if other is None else written[other]
+        episode.skill_error = "no_other_task" if other is None else ""
+
+
+def placebo(text: str, length) -> str:
+    """A text without content, as long as `text` by `length` (tokens of a text) or as near as its words allow."""
+    target = length(text)
+
+    def words(count: int) -> str:
+        return " ".join(_FILLER[i % len(_FILLER)] for i in range(count))
+
+    low, high = 1, max(1, 2 * target)
+    while low < high:  # the shortest that is not shorter
+        middle = (low + high) // 2
+        low, high = (low, middle) if length(words(middle)) >= target else (middle + 1, high)
+    return words(low)

@@ -1,0 +1,47 @@
+"""Which groups of episodes an update sees: all of a round, or, with DAPO's dynamic filter, those with both outcomes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+from seed_jax.types import Episode
+
+
+def gather(
+    play_round: Callable[[int], list[Episode]], iteration: int, rollout, counts: Counter
+) -> tuple[list[Episode], list[Episode]]:
+    """(episodes played, episodes to learn from). `play_round(n)` plays the n-th round of tasks of the whole run.
+
+    With rollout.group_filter = "dynamic" (arXiv 2503.14476, section 3.2) rounds are played until rollout.tasks groups
+    have episodes of different reward, rollout.max_rounds at most; the other groups, and any beyond the number, are left
+    out. Counts: rounds, groups_left_out.
+    """
+    if rollout.group_filter != "dynamic":
+        episodes = play_round(iteration)
+        return episodes, episodes
+    played: list[Episode] = []
+    kept: list[int] = []
+    for number in range(rollout.max_rounds):
+        episodes = play_round(iteration * rollout.max_rounds + number)
+        first_group, first_index = number * rollout.tasks, len(played)
+        for episode in episodes:
+            episode.group += first_group
+            episode.index += first_index
+        played += episodes
+        kept += mixed_groups(episodes)
+        counts["rounds"] += 1
+        if len(kept) >= rollout.tasks:
+            break
+    chosen = set(kept[: rollout.tasks])
+    counts["groups_left_out"] += len({episode.group for episode in played} - chosen)
+    return played, [episode for episode in played if episode.group in chosen]
+
+
+def mixed_groups(episodes: Sequence[Episode]) -> list[int]:
+    """The groups whose episodes have different rewards, in order; episodes lost to an error do not count."""
+    rewards: dict[int, set[float]] = defaultdict(set)
+    for episode in episodes:
+        if not episode.error:
+            rewards[episode.group].add(episode.reward)
+    return [group for group, values in rewards.items() if len(values) > 1]

@@ -1,0 +1,161 @@
+"""A chain of choices where success is rare and the skill names the right one: what distillation adds to GRPO.
+
+The policy reads (task, state) and writes one action; an episode of three states is won if all actions were right, which
+a new policy manages once in 64. The teacher also reads a hint. The model has learned beforehand to follow hints, and
+nothing about the tasks. Curves are exact probabilities of success, averaged over tasks.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from seed_jax import sharding
+from seed_jax.models import transformer
+from seed_jax.models.spec import ModelSpec, init_params
+from seed_jax.train.objective import choices
+from seed_jax.train.packing import Sample, Shape, pack
+from seed_jax.train.state import init_state, state_shardings
+from seed_jax.train.update import build_optimizer, build_update, hyper
+from tests.updating import make_config
+
+pytestmark = pytest.mark.slow
+
+SPEC = ModelSpec(vocab_size=64, d_model=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, d_ff=64)
+SHAPE = Shape(row_tokens=64, scored_tokens=16, turns=16, teacher_row_tokens=80)
+TASKS, STATES, ACTIONS, GROUP, ITERATIONS = 8, 3, 4, 8, 40
+BOS, ACTION, HINT, TASK, STATE = 1, 10, 20, 30, 40
+RIGHT = np.random.default_rng(0).integers(ACTIONS, size=(TASKS, STATES))
+
+
+def prompt(task: int, state: int, hint: int | None = None) -> list[int]:
+    return [BOS, TASK + task, *([] if hint is None else [HINT + hint]), STATE + state]
+
+
+@jax.jit
+def answers(params, tokens) -> jax.Array:
+    """Log-probs of the next token after prompts of one length, [B, V]."""
+    segments, positions = jnp.ones_like(tokens), jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    hidden = transformer.hidden_states(params, SPEC, tokens, segments, positions)
+    return jax.nn.log_softmax(transformer.unembed(params, SPEC, hidden[:, -1]))
+
+
+@functools.cache
+def follower():
+    """Weights that repeat a hint and, without one, choose evenly."""
+    optimizer = optax.adam(1e-2)
+    states = np.array([prompt(k, s) for k in range(TASKS) for s in range(STATES)])
+    hinted = np.array([[*p[:2], HINT + h, p[2]] for p in states for h in range(ACTIONS)])
+    actions = ACTION + np.tile(np.arange(ACTIONS), len(states))
+
+    def loss(params):
+        follows = jnp.take_along_axis(answers(params, hinted), actions[:, None], axis=1).mean()
+        even = answers(params, states)[:, ACTION : ACTION + ACTIONS].mean()
+        return -follows - even
+
+    def step(carry, _):
+        params, moments = carry
+        updates, moments = optimizer.update(jax.grad(loss)(params), moments)
+        return (optax.apply_updates(params, updates), moments), None
+
+    params = init_params(SPEC, jax.random.PRNGKey(0))
+    train = jax.jit(lambda params: jax.lax.scan(step, (params, optimizer.init(params)), None, length=400)[0][0])
+    return jax.device_get(train(params))
+
+
+def table(params) -> np.ndarray:
+    """The policy, [tasks, states, V], as probabilities."""
+    prompts = np.array([prompt(k, s) for k in range(TASKS) for s in range(STATES)])
+    return np.exp(np.asarray(answers(params, prompts), np.float64)).reshape(TASKS, STATES, -1)
+
+
+def success(policy: np.ndarray) -> float:
+    return float(np.take_along_axis(policy, ACTION + RIGHT[..., None], axis=2).prod(axis=1).mean())
+
+
+def play(policy: np.ndarray, rng, hints) -> list[Sample]:
+    samples = []
+    for task in range(TASKS):
+        for member in range(GROUP):
+            chosen = [int(rng.choice(SPEC.vocab_size, p=p / p.sum())) for p in policy[task]]
+            reward = 10.0 * all(a == ACTION + r for a, r in zip(chosen, RIGHT[task], strict=True))
+            for state, action in enumerate(chosen):
+                teacher = None if hints is None else prompt(task, state, int(hints[task, state]))
+                logp = np.log(policy[task, state, action : action + 1]).astype(np.float32)
+                samples.append(
+                    Sample(prompt(task, state), [action], teacher, logp, reward, False, task, task * GROUP + member)
+                )
+    return samples
+
+
+def curve(seed: int, hints=None, **changes) -> list[float]:
+    """Probability of success before each update and at the end."""
+    config = make_config(
+        "grpo" if hints is None else "seed", optim__lr=3e-3, optim__eps=1e-8, loss__entropy_coef=0.0, **changes
+    )
+    optimizer, shardings, update = runner(hints is None, tuple(sorted(changes.items())))
+    state = jax.device_put(init_state(follower(), optimizer, keep_reference=False), shardings)
+    rng, points = np.random.default_rng(seed), []
+    for iteration in range(ITERATIONS):
+        policy = table(state.params)
+        points.append(success(policy))
+        batch = pack(play(policy, rng, hints), SHAPE, 16, hints is not None)
+        state, _ = update(state, batch, hyper(config, iteration + 1))
+    return [*points, success(table(state.params))]
+
+
+@functools.cache
+def runner(plain: bool, changes: tuple):
+    config = make_config("grpo" if plain else "seed", pack__rows_per_micro=16, loss__entropy_coef=0.0, **dict(changes))
+    mesh, optimizer = sharding.make_mesh(jax.devices()[:1]), build_optimizer(config)
+    shardings = state_shardings(
+        optimizer, follower(), sharding.param_shardings(SPEC, mesh, "train"), mesh, keep_reference=False
+    )
+    assert not choices(config).needs_reference
+    return optimizer, shardings, build_update(config, SPEC, mesh, shardings)
+
+
+def show(name: str, curves: list[list[float]]) -> None:
+    mean = np.mean(curves, axis=0)
+    print(f"\n{name:<24}" + " ".join(f"{value:.2f}" for value in mean[::5]))
+
+
+SEEDS = (0, 1)
+
+
+@functools.cache
+def grpo() -> list[list[float]]:
+    return [curve(seed) for seed in SEEDS]
+
+
+def test_a_follower_without_knowledge_of_the_tasks():
+    hinted = np.array([prompt(k, s, int(RIGHT[k, s])) for k in range(TASKS) for s in range(STATES)])
+    followed = np.exp(answers(follower(), hinted))[np.arange(len(hinted)), ACTION + RIGHT.ravel()]
+    assert followed.min() > 0.5
+    assert 0.005 < success(table(follower())) < 0.03
+
+
+def test_the_right_skill_helps_where_success_is_rare(capsys):
+    seed = [curve(s, RIGHT, distill__coef=0.3) for s in SEEDS]
+    with capsys.disabled():
+        show("GRPO", grpo())
+        show("SEED, right skill", seed)
+    for with_skill, without in zip(seed, grpo(), strict=True):
+        assert with_skill[0] == without[0]
+        assert np.mean(with_skill) > np.mean(without) + 0.1
+        assert with_skill[-1] > without[-1] - 0.05
+
+
+def test_a_wrong_skill_does_not_sink_it(capsys):
+    """With the gate that follows the outcome, where there is one."""
+    wrong = (RIGHT + 1) % ACTIONS
+    robust = dict(distill__gate="outcome", rollout__group_filter="mask", distill__coef=0.3)
+    seed = [curve(s, wrong, **robust) for s in SEEDS]
+    with capsys.disabled():
+        show("SEED, wrong skill", seed)
+    assert np.mean([c[-1] for c in seed]) > np.mean([c[-1] for c in grpo()]) - 0.15

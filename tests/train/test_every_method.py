@@ -1,0 +1,92 @@
+"""Every preset trains on the toy environment."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs import methods
+from seed_jax import config as config_lib
+from seed_jax.models import hf
+from seed_jax.runtime.logging import read_jsonl
+from seed_jax.train import loop
+from tests import tiny
+from tests.hindsight.test_client import Service, answer
+from tests.test_methods import EVALUATED_ONLY, EXTERNAL
+from tests.train.test_loop import write_skills
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_device(tmp_path_factory):
+    with tiny.one_device(tmp_path_factory.mktemp("xla")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> Path:
+    return tiny.save_model(tmp_path_factory.mktemp("model") / "tiny", steps=60)
+
+
+@pytest.fixture
+def service(monkeypatch):
+    monkeypatch.setenv("SEED_JAX_API_KEY", "key")
+    skill = '{"episode_summary": "it failed", "episode_skill": "search for it on shelf 1 first ."}'
+    with Service(lambda body, number: (200, {}, answer(skill))) as running:
+        yield running
+
+
+def config(model_dir: Path, method: str, url: str):
+    made = tiny.config(model_dir, method)
+    made.log.diagnostics_episodes, made.log.tensorboard = 0, False
+    made.eval.temperatures = (0.4,)
+    if made.hindsight.at_rollout:
+        made.pack.row_tokens = made.pack.teacher_row_tokens
+    if method in EXTERNAL:
+        made.hindsight.api_url, made.hindsight.api_model = url, "writer"
+    if method == "skillrl":  # a bank's skills are longer than a hint
+        made.hindsight.max_skill_tokens = 300
+        made.pack.row_tokens = made.pack.teacher_row_tokens = 460
+    made.rollout.max_rounds = 2
+    return made
+
+
+@pytest.mark.parametrize("method", [m for m in methods.PRESETS if m not in EVALUATED_ONLY])
+def test_two_iterations(method, model_dir, tmp_path, service, monkeypatch):
+    monkeypatch.setattr(loop, "analyze", write_skills)  # the tiny model cannot write any
+    made = config(model_dir, method, service.url)
+    config_lib.check(made)
+    summary = tiny.run(made, tmp_path)
+    assert summary["method"] == method and summary["iterations"] == 2
+    records = read_jsonl(tmp_path / "metrics.jsonl")
+    for record in records:
+        assert record["update/skipped_steps"] == 0
+        assert all(value is not None and math.isfinite(value) for value in record.values()), record
+        taught = made.distill.kind != "none" or made.adv.shape != "none"
+        assert taught == ("opd/coverage" in record) and (not taught or record["opd/coverage"] > 0.5)
+    before, after = (jax.tree.leaves(hf.load(folder)[1]) for folder in (model_dir, tmp_path / "export"))
+    moved = max(np.abs(a - b).max() for a, b in zip(after, before, strict=True))
+    if made.rollout.group_filter == "off":
+        assert moved > 1e-6
+    else:  # two rounds may not hold a group with both outcomes
+        assert (moved > 1e-6) == any(record["update/grad_norm"] > 0 for record in records)
+
+
+def test_a_teacher_of_its_own_survives_a_restart(model_dir, tmp_path, service, monkeypatch):
+    """Stopped after one iteration and extended: the same weights, bit for bit, as without the stop."""
+    monkeypatch.setattr(loop, "analyze", write_skills)
+    made = config(model_dir, "sdpo", service.url)
+    tiny.run(made, tmp_path / "whole")
+    made.iterations = 1
+    tiny.run(made, tmp_path / "parts")
+    made.iterations = 2
+    tiny.run(made, tmp_path / "parts")
+    whole, parts = (tiny.outcome(tmp_path / name, 2) for name in ("whole", "parts"))
+    for part in ("metrics", "episodes", "checksums", "weights"):
+        assert whole[part] == parts[part], part
+    assert any("teacher" in name for name in whole["checksums"])
