@@ -2,8 +2,8 @@
 
 python -m launch.export_hf --checkpoint=WORKDIR --out=DIR [--step=N] [--dtype=bfloat16] [--max_shard_gb=5]
 
-It runs on the CPU, so it can be used while a run holds the accelerators. Memory, measured with 0.5 B parameters (2 GB in
-float32): 4.6 GB at most for a float32 export in shards of 0.5 GB, 4.1 GB for bfloat16.
+It runs on the CPU, so it can be used while a run holds the accelerators. Its memory, measured with 0.5 B parameters (2
+GB in float32) and shards of 0.5 GB: 4.6 GB at most for a float32 export, 4.1 GB for bfloat16.
 """
 
 from __future__ import annotations
