@@ -29,7 +29,8 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 UNROLL_UP_TO = 6
 
 # With full remat on a mesh, the feed-forward part takes at most this many tokens of a device at a time: enough to keep
-# the matrix unit busy, and half a gigabyte less than 16384 tokens of an ffn of 11008 take.
+# the matrix unit busy. Qwen2.5-3B with 16384 tokens on each of 16 v5e chips: 5.07 GB of temporary memory without
+# pieces, 3.96 GB with two (compiled, not run).
 FFN_TOKENS = 8192
 
 # What the backward pass may keep of a layer. "dots" keeps the outputs of the weight matrices and recomputes the
