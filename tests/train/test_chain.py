@@ -18,7 +18,6 @@ import pytest
 from seed_jax import sharding
 from seed_jax.models import transformer
 from seed_jax.models.spec import ModelSpec, init_params
-from seed_jax.train.objective import choices
 from seed_jax.train.packing import Sample, Shape, pack
 from seed_jax.train.state import init_state, state_shardings
 from seed_jax.train.update import build_optimizer, build_update, hyper
@@ -28,13 +27,14 @@ pytestmark = pytest.mark.slow
 
 SPEC = ModelSpec(vocab_size=64, d_model=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, d_ff=64)
 SHAPE = Shape(row_tokens=64, scored_tokens=16, turns=16, teacher_row_tokens=80)
-TASKS, STATES, ACTIONS, GROUP, ITERATIONS = 8, 3, 4, 8, 40
-BOS, ACTION, HINT, TASK, STATE = 1, 10, 20, 30, 40
+TASKS, STATES, ACTIONS, GROUP, ITERATIONS = 8, 3, 4, 8, 100
+BOS, ACTION, HINT, PLACE = 1, 10, 20, 30
 RIGHT = np.random.default_rng(0).integers(ACTIONS, size=(TASKS, STATES))
 
 
 def prompt(task: int, state: int, hint: int | None = None) -> list[int]:
-    return [BOS, TASK + task, *([] if hint is None else [HINT + hint]), STATE + state]
+    """Every state of every task has a token of its own, so that one is learned without forgetting another."""
+    return [BOS, *([] if hint is None else [HINT + hint]), PLACE + task * STATES + state]
 
 
 @jax.jit
@@ -50,7 +50,7 @@ def follower():
     """Weights that repeat a hint and, without one, choose evenly."""
     optimizer = optax.adam(1e-2)
     states = np.array([prompt(k, s) for k in range(TASKS) for s in range(STATES)])
-    hinted = np.array([[*p[:2], HINT + h, p[2]] for p in states for h in range(ACTIONS)])
+    hinted = np.array([[BOS, HINT + h, place] for _, place in states for h in range(ACTIONS)])
     actions = ACTION + np.tile(np.arange(ACTIONS), len(states))
 
     def loss(params):
@@ -64,6 +64,7 @@ def follower():
         return (optax.apply_updates(params, updates), moments), None
 
     params = init_params(SPEC, jax.random.PRNGKey(0))
+    params["embed"] = 8.0 * params["embed"]
     train = jax.jit(lambda params: jax.lax.scan(step, (params, optimizer.init(params)), None, length=400)[0][0])
     return jax.device_get(train(params))
 
@@ -93,36 +94,38 @@ def play(policy: np.ndarray, rng, hints) -> list[Sample]:
     return samples
 
 
+def config_of(plain: bool, **changes):
+    """Adam with a large epsilon takes steps in proportion to the gradient; entropy keeps rare actions alive."""
+    shared = dict(pack__rows_per_micro=16, optim__lr=5e-3, optim__eps=1e-2, loss__entropy_coef=0.1)
+    return make_config("grpo" if plain else "seed", **shared, **changes)
+
+
+@functools.cache
+def compiled(plain: bool, **changes):
+    config = config_of(plain, **changes)
+    mesh, optimizer = sharding.make_mesh(jax.devices()[:1]), build_optimizer(config)
+    placed = sharding.param_shardings(SPEC, mesh, "train")
+    shardings = state_shardings(optimizer, follower(), placed, mesh, keep_reference=False)
+    return optimizer, shardings, build_update(config, SPEC, mesh, shardings)
+
+
 def curve(seed: int, hints=None, **changes) -> list[float]:
     """Probability of success before each update and at the end."""
-    config = make_config(
-        "grpo" if hints is None else "seed", optim__lr=3e-3, optim__eps=1e-8, loss__entropy_coef=0.0, **changes
-    )
-    optimizer, shardings, update = runner(hints is None, tuple(sorted(changes.items())))
+    plain = hints is None
+    config, (optimizer, shardings, update) = config_of(plain, **changes), compiled(plain, **changes)
     state = jax.device_put(init_state(follower(), optimizer, keep_reference=False), shardings)
     rng, points = np.random.default_rng(seed), []
     for iteration in range(ITERATIONS):
         policy = table(state.params)
         points.append(success(policy))
-        batch = pack(play(policy, rng, hints), SHAPE, 16, hints is not None)
+        batch = pack(play(policy, rng, hints), SHAPE, config.pack.rows_per_micro, not plain)
         state, _ = update(state, batch, hyper(config, iteration + 1))
     return [*points, success(table(state.params))]
 
 
-@functools.cache
-def runner(plain: bool, changes: tuple):
-    config = make_config("grpo" if plain else "seed", pack__rows_per_micro=16, loss__entropy_coef=0.0, **dict(changes))
-    mesh, optimizer = sharding.make_mesh(jax.devices()[:1]), build_optimizer(config)
-    shardings = state_shardings(
-        optimizer, follower(), sharding.param_shardings(SPEC, mesh, "train"), mesh, keep_reference=False
-    )
-    assert not choices(config).needs_reference
-    return optimizer, shardings, build_update(config, SPEC, mesh, shardings)
-
-
 def show(name: str, curves: list[list[float]]) -> None:
     mean = np.mean(curves, axis=0)
-    print(f"\n{name:<24}" + " ".join(f"{value:.2f}" for value in mean[::5]))
+    print(f"\n{name:<24}" + " ".join(f"{value:.2f}" for value in mean[::10]))
 
 
 SEEDS = (0, 1)
@@ -141,21 +144,25 @@ def test_a_follower_without_knowledge_of_the_tasks():
 
 
 def test_the_right_skill_helps_where_success_is_rare(capsys):
-    seed = [curve(s, RIGHT, distill__coef=0.3) for s in SEEDS]
+    seed = [curve(s, RIGHT) for s in SEEDS]
     with capsys.disabled():
         show("GRPO", grpo())
         show("SEED, right skill", seed)
     for with_skill, without in zip(seed, grpo(), strict=True):
         assert with_skill[0] == without[0]
-        assert np.mean(with_skill) > np.mean(without) + 0.1
-        assert with_skill[-1] > without[-1] - 0.05
+        assert np.mean(with_skill) > np.mean(without) + 0.15
+        assert with_skill[-1] > without[-1] + 0.1
 
 
 def test_a_wrong_skill_does_not_sink_it(capsys):
-    """With the gate that follows the outcome, where there is one."""
+    """With the gate that follows the outcome, only in groups that have one. Without them a wrong skill costs most of
+    what GRPO learns."""
     wrong = (RIGHT + 1) % ACTIONS
-    robust = dict(distill__gate="outcome", rollout__group_filter="mask", distill__coef=0.3)
-    seed = [curve(s, wrong, **robust) for s in SEEDS]
+    plain = [curve(s, wrong) for s in SEEDS]
+    robust = [curve(s, wrong, distill__gate="outcome", rollout__group_filter="mask") for s in SEEDS]
     with capsys.disabled():
-        show("SEED, wrong skill", seed)
-    assert np.mean([c[-1] for c in seed]) > np.mean([c[-1] for c in grpo()]) - 0.15
+        show("SEED, wrong skill", plain)
+        show("  outcome gate, filter", robust)
+    assert np.mean(robust) > np.mean(plain) + 0.03
+    assert np.mean(robust) > np.mean(grpo()) - 0.05
+    assert all(c[-1] > 4 * c[0] for c in robust)
