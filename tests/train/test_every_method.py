@@ -81,6 +81,7 @@ def test_a_teacher_of_its_own_survives_a_restart(model_dir, tmp_path, service, m
     """Stopped after one iteration and extended: the same weights, bit for bit, as without the stop."""
     monkeypatch.setattr(loop, "analyze", write_skills)
     made = config(model_dir, "sdpo", service.url)
+    made.eval.every = 1
     tiny.run(made, tmp_path / "whole")
     made.iterations = 1
     tiny.run(made, tmp_path / "parts")
