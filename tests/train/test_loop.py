@@ -487,7 +487,8 @@ def test_samples_carry_reward_penalty_and_teacher(model_dir, invalid, expected):
     won.skill = Skill("", "go to shelf 1")
     lost = Episode("t", "f", "look", 3, 7, [made_turn(n, True, True) for n in range(4, 6)])
     failed = Episode("t", "f", "look", 4, 8, [made_turn(9, True, True)], error="crashed")
-    run = SimpleNamespace(config=config, skills=Skills(config, tiny.tokenizer()), distills=True)
+    words = tiny.tokenizer()
+    run = SimpleNamespace(config=config, tokenizer=words, skills=Skills(config, words), distills=True)
     samples = loop._samples(run, [won, lost, failed], 0, Counter())
     assert sorted(sample.prompt[0] for sample in samples) == [0, 1, 2, 3, 4, 5]
     for sample in samples:
