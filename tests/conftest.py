@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
+
+import pytest
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _drop_compiled_programs():
+    """Every compiled program holds memory maps, of which Linux gives a process 65530: past that it is a crash."""
+    yield
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
