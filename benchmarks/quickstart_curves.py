@@ -86,6 +86,8 @@ def main(argv: list[str]) -> int:
     if methods:
         plot(methods, out / "curves.svg")
         print(f"written: {out / 'curves.svg'}")
+    else:
+        print(f"no run in {out} is finished: nothing to draw", file=sys.stderr)
     return code
 
 
