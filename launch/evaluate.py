@@ -75,8 +75,7 @@ class Policy(NamedTuple):
     sampler: Any
     tokenizer: Any
     record: dict[str, Any]
-    run: dict[str, Any] | None = None  # config of the run it comes from
-    workdir: Path | None = None
+    workdir: Path | None = None  # of the run it comes from
     max_prompt_tokens: int | None = None
 
 
@@ -144,7 +143,10 @@ def run(config, other: dict[str, Any] | None) -> dict[str, Any]:
     except (OSError, ValueError, CheckpointError) as error:
         raise InputError(str(error)) from error
     _check_games(policy, panel)
-    out = _writable(_OUT.value or (policy.workdir or Path(".")) / f"evaluation_{panel['split']}.json")
+    out = _writable("out", _OUT.value or (policy.workdir or Path(".")) / f"evaluation_{panel['split']}.json")
+    transcript = _writable("episodes", _EPISODES.value) if _EPISODES.value else None
+    if transcript:
+        transcript.write_text("")  # of an earlier evaluation
     if other:  # before anything is played
         _check_comparable(panel, other)
     skills = Skills(config, policy.tokenizer, {task.family for task in tasks})
@@ -166,8 +168,8 @@ def run(config, other: dict[str, Any] | None) -> dict[str, Any]:
                 on_turn=on_turn,
             )
             results.append({**summary, "outcomes": outcomes(episodes, len(tasks))})
-            for episode in episodes if _EPISODES.value else ():
-                append_jsonl(Path(_EPISODES.value), {"temperature": temperature, **episode_record(episode)})
+            for episode in episodes if transcript else ():
+                append_jsonl(transcript, {"temperature": temperature, **episode_record(episode)})
         pool = world.pool.stats()
     result = {
         "format": FORMAT,
@@ -231,13 +233,13 @@ def _local(config) -> Policy:
     mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
     path = Path(_CHECKPOINT.value).expanduser()
     record: dict[str, Any] = {"checkpoint": _CHECKPOINT.value}
-    saved, workdir = None, None
+    workdir = None
     if is_run(path):
         opened = open_checkpoint(path, _STEP.value, _BASE_MODEL.value)
-        saved, workdir, model_dir, spec = opened.config, opened.workdir, opened.model_dir, opened.spec
+        workdir, model_dir, spec = opened.workdir, opened.model_dir, opened.spec
         params = jax.device_put(opened.params, sharding.param_shardings(spec, mesh, "train"))
-        record |= {"iteration": opened.iteration, "method": saved["method"], "seed": saved["seed"]}
-        for line in config_lib.diff(saved, config):
+        record |= {"iteration": opened.iteration, "method": opened.config["method"], "seed": opened.config["seed"]}
+        for line in config_lib.diff(opened.config, config):
             if line.startswith(_PLAYED_ALIKE):
                 print(f"note: not as in the run (its value -> yours): {line}", file=sys.stderr)
     else:
@@ -254,7 +256,7 @@ def _local(config) -> Policy:
     )
     dtype = jnp.dtype(config.model.dtype)
     sampler.params = jax.block_until_ready(sharding.reshard(params, spec, mesh, "decode", dtype))
-    return Policy(sampler, tokenizer, record, saved, workdir)
+    return Policy(sampler, tokenizer, record, workdir)
 
 
 def _served(config) -> Policy:
@@ -274,7 +276,7 @@ def _progress(config, conditions: int) -> Iterator[TurnProgress]:
         progress.close()
 
 
-def _writable(path: str | Path) -> Path:
+def _writable(flag: str, path: str | Path) -> Path:
     """Fails before an hour of evaluation does."""
     out = Path(path).expanduser()
     try:
@@ -283,7 +285,7 @@ def _writable(path: str | Path) -> Path:
         probe.write_text("")
         probe.unlink()
     except OSError as error:
-        raise InputError(f"cannot write --out={out}: {error.strerror}") from error
+        raise InputError(f"cannot write --{flag}={out}: {error.strerror}") from error
     return out
 
 

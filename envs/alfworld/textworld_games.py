@@ -148,8 +148,7 @@ class _State(PddlState):
         )
         atoms = (Atom * library.get_state_size())()
         library.get_state(atoms)
-        facts = [atom.get_fact(self.name2type) for atom in atoms]
-        self.add_facts(fact for fact in facts if not fact.is_negation)
+        self.add_facts(a.get_fact(self.name2type) for a in atoms if not a.name.startswith("NegatedAtom"))
         self._start = self._copied()
 
     def _copied(self) -> tuple[dict, dict, dict, Counter]:

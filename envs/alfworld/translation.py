@@ -6,6 +6,7 @@ translator, so nothing in it can go out of date.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -59,9 +60,13 @@ def translated(domain: str, problem: str, directory: Path | None = None) -> Tran
 
 
 def _key(domain: str, problem: str) -> str:
-    version = importlib.metadata.version("fast-downward-textworld")
-    parts = (f"{FORMAT} {version}", domain, problem)
+    parts = (f"{FORMAT} {_translator_version()}", domain, problem)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@functools.cache
+def _translator_version() -> str:
+    return importlib.metadata.version("fast-downward-textworld")
 
 
 def translate(domain: str, problem: str) -> Translation:

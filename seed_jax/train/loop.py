@@ -230,6 +230,7 @@ def _evaluate(run: Run, iteration: int) -> list[dict]:
     """The panel at every temperature; appended to evaluations.jsonl."""
     with run.timer("eval"):
         results = evaluate.evaluate_all(run)
+    run.turns.close()
     for result in results:
         append_jsonl(run.workdir / EVALUATIONS_FILE, {"iteration": iteration, **result})
     shown = ", ".join(f"{r['success_rate']:.3f} +- {r['standard_error']:.3f} ({conditions(r)})" for r in results)

@@ -66,7 +66,7 @@ def test_cached_equals_the_package_on_generated_games(family):
 
 @pytest.mark.slow
 def test_all_three_agree_on_official_games(official):
-    """Ours against TextWorld's on 60 games, and TextWorld's with cached translations against the package's on four."""
+    """Ours against TextWorld's on 60 games, and TextWorld's with cached translations against the package's on two."""
     assert official.counts["train"] == 3553 and official.counts["valid_seen"] == 140
     assert len(official.files) == 60
     answers = 0
@@ -76,7 +76,7 @@ def test_all_three_agree_on_official_games(official):
         assert not differences, differences[0]
         answers += count
     assert answers > 60 * 50
-    for seed, path in enumerate(official.files[:: len(official.files) // 4][:4]):
+    for seed, path in enumerate(official.files[7::30]):
         _, differences = parity.compare_game(path, ("textworld", "pip"), PIP_STEPS, 100 + seed)
         assert not differences, differences[0]
 
@@ -95,18 +95,25 @@ def test_a_difference_is_found_and_described():
     assert "the answers differ in text" in str(found) and "nothing.!" in str(found)
 
 
-def test_reset_starts_over_and_libraries_are_used_again():
+def test_reset_starts_over():
     game = engine.make(kitchen(), "textworld")
     first = game.reset()
     for _ in range(2):
         played = [game.step(command) for command in game.walkthrough]
-        assert played[-1].won and played[-1].reward == 10.0 and game.step("look").reward == 0.0
+        assert played[-1].won and played[-1].reward == 10.0
+        assert game.step("look").reward == 0.0
         assert game.reset() == first
     assert game.step(None) == first._replace(text="Nothing happens.")
+
+
+def test_a_finished_games_library_serves_the_next():
+    engine.make(kitchen(), "textworld")  # the parser keeps what called it last alive, and later games need no parser
+    game = engine.make(kitchen(), "textworld")
     library = game._state.downward_lib
     del game
     gc.collect()
-    assert engine.make(kitchen(), "textworld")._state.downward_lib is library
+    following = engine.make(kitchen(), "textworld")
+    assert following._state.downward_lib is library
 
 
 # -- which engine ------------------------------------------------------------------------------------------------------
@@ -199,7 +206,7 @@ def test_damaged_problem_is_named():
     for name in ("textworld", "pip"):
         with pytest.raises(CorruptGame, match="TextWorld cannot load it"):
             engine.make(
-                {**game, "pddl_problem": game["pddl_problem"].replace("(openable fridge", "(openable x", 1)}, name
+                {**game, "pddl_problem": game["pddl_problem"].replace("(openable Fridge", "(openable x", 1)}, name
             )
         with pytest.raises(CorruptGame, match="TextWorld cannot load it"):
             engine.make({**game, "pddl_problem": game["pddl_problem"][:200]}, name)
