@@ -18,6 +18,4 @@ from configs import base, methods
 
 def get_config(method: str = "seed") -> ConfigDict:
     """method: a preset of configs/methods.py."""
-    config = base.get_config()
-    config.eval.games = 0  # the whole split: 140 seen or 134 unseen games
-    return methods.apply(config, method)
+    return methods.apply(base.get_config(), method)

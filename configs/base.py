@@ -225,7 +225,7 @@ def _eval() -> ConfigDict:
     evaluation = ConfigDict()
     evaluation.every = 5  # iterations between evaluations; 0 = only before and after training
     evaluation.split = "seen"  # held-out games: "seen" rooms | "unseen" rooms
-    evaluation.games = 192  # games of the panel, each is played once per temperature; 0 = all (of generated ones 192)
+    evaluation.games = 0  # games of the panel, each played once per temperature; 0 = the whole split, or 192 generated
     evaluation.temperatures = (0.0, 0.4)  # 0 = greedy
     evaluation.seed = 1000  # seed of the sampling, the same at every evaluation
     return evaluation
