@@ -3,7 +3,10 @@
 python -m launch.train --config=configs/alfworld.py:seed --config.model.init=DIR --workdir=runs/seed
 
 DIR is a model in Hugging Face format: the base model, or one after stage 1 (the README's table says what each method
-starts from). The games are generated unless --config.env.data=DIR names the official ones.
+starts from). The games are generated unless --config.env.data=official (those in $ALFWORLD_DATA) or =DIR says where
+others are.
+
+python -m launch.evaluate --config=configs/alfworld.py --checkpoint=runs/seed --split=unseen --config.env.data=official
 """
 
 from __future__ import annotations

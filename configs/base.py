@@ -54,14 +54,18 @@ def _mesh() -> ConfigDict:
 def _env() -> ConfigDict:
     env = ConfigDict()
     env.name = "alfworld"  # the environment
-    env.data = "generated"  # "generated" = games made from seeds, no download | directory of the official games
+    # "generated" = games made from seeds, no download | "official" = the games in $ALFWORLD_DATA | a directory of games
+    env.data = "generated"  # where games come from
+    env.data_fraction = 1.0  # share of every family's training tasks to use; with one seed a smaller lies in a larger
     env.size = "mini"  # size of a generated game; ignored for official games
-    env.engine = "native"  # "native" (pure Python) | "textworld" (the pip package; about 1000 times slower)
+    # "auto" = ours where it equals TextWorld's, else TextWorld's | "native" = ours (pure Python) | "textworld" = the
+    # real one with cached translations | "pip" = the real one as the package has it, a thousand times slower than ours
+    env.engine = "auto"  # what plays the games
     env.prompt = "released"  # "released" (wording of the published runs) | "compact" (short, for small models)
     env.max_steps = 30  # commands in an episode; then it counts as lost
     env.history = 5  # past turns shown in the prompt
     env.train_tasks = 3553  # tasks to train on (3553 = the official train split)
-    env.workers = 0  # worker processes that run the games; 0 = the driver runs them (right for "native")
+    env.workers = 0  # worker processes that run the games; 0 = none for our engine, one a core for TextWorld's
     env.step_timeout_s = 60.0  # seconds a worker may take for one reset or command before it is restarted
     return env
 
@@ -79,6 +83,8 @@ def _rollout() -> ConfigDict:
     rollout.group_filter = "off"  # which groups the update learns from
     rollout.max_rounds = 10  # dynamic: at most so many times rollout.tasks tasks are played in an iteration
     rollout.require_think = True  # a response without <think> ... </think> is an invalid action
+    # "template" = as it is by default | "on" | "off" = Qwen3's template then writes an empty thought before the reply
+    rollout.thinking = "template"  # the chat template's enable_thinking, for acting, analyzing and teaching
     return rollout
 
 
@@ -219,7 +225,7 @@ def _eval() -> ConfigDict:
     evaluation = ConfigDict()
     evaluation.every = 5  # iterations between evaluations; 0 = only before and after training
     evaluation.split = "seen"  # held-out games: "seen" rooms | "unseen" rooms
-    evaluation.games = 192  # games of the panel; each is played once per temperature
+    evaluation.games = 0  # games of the panel, each played once per temperature; 0 = the whole split, or 192 generated
     evaluation.temperatures = (0.0, 0.4)  # 0 = greedy
     evaluation.seed = 1000  # seed of the sampling, the same at every evaluation
     return evaluation

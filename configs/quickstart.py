@@ -57,6 +57,7 @@ def get_config(variant: str = "seed") -> ConfigDict:
     config.pack.rows_per_micro = 64
     config.pack.micros_per_mini = 1
     config.eval.every = 5
+    config.eval.games = 192
     methods.apply(config, method)
     if config.hindsight.at_rollout:
         config.pack.row_tokens = 200  # a turn and the skill that the policy read

@@ -7,6 +7,7 @@ Games run in processes, never in threads: the parser inside TextWorld is not thr
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import multiprocessing
@@ -17,7 +18,6 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
@@ -28,6 +28,7 @@ from envs.base import EnvError, Game, Obs, Task
 Factory = Callable[[Any], Game]
 START_TIMEOUT_S = 120.0  # for a new worker to import what it needs
 STOP_TIMEOUT_S = 2.0  # for an idle worker to end by itself
+RECYCLE_AFTER = 1000  # games that a worker builds before a new one takes its place
 
 _log = logging.getLogger(__name__)
 
@@ -43,20 +44,36 @@ class Pool(Protocol):
         """One command for each slot, which must have been opened and not lost. Order of results: as `slots`."""
         ...
 
+    def prefetch(self, slots: Sequence[int], tasks: Sequence[Task]) -> None:
+        """Says what the next `open` will ask for and returns at once: workers that are idle build these games now.
+
+        It changes no result, only how long that `open` takes. Games that run go on.
+        """
+        ...
+
     def stats(self) -> dict[str, int]:
-        """Counts since the start: worker "restarts", "timeouts" (some of the restarts), "errors" (episodes lost)."""
+        """Counts since the start: worker "restarts", "timeouts" (some of the restarts), "recycled" (replaced after many
+        games), "errors" (episodes lost)."""
         ...
 
     def close(self) -> None: ...
 
 
-def make_pool(factory: Factory | str, *, workers: int = 0, step_timeout_s: float = 60, max_restarts: int = 3) -> Pool:
+def make_pool(
+    factory: Factory | str,
+    *,
+    workers: int = 0,
+    step_timeout_s: float = 60,
+    max_restarts: int = 3,
+    recycle_after: int = RECYCLE_AFTER,
+) -> Pool:
     """A pool of games that `factory(task.source)` builds.
 
     factory: a top-level function of an importable module (a functools.partial of one), or its name "module:function".
     workers: processes to run the games in; 0 = this process, right for engines that cost less than a message.
     step_timeout_s: seconds that one reset or command may take in a worker.
     max_restarts: how often an episode may lose its worker and be replayed; once more, and the episode is lost.
+    recycle_after: games that a worker builds before it is replaced, so that what an engine leaks is bounded.
     """
     function = _resolve(factory) if isinstance(factory, str) else factory
     if workers == 0:
@@ -66,7 +83,7 @@ def make_pool(factory: Factory | str, *, workers: int = 0, step_timeout_s: float
             ForkingPickler.dumps(factory)
         except Exception as error:
             raise ValueError(f"factory {factory} must be a top-level function of an importable module") from error
-    return WorkerPool(factory, workers, step_timeout_s, max_restarts)
+    return WorkerPool(factory, workers, step_timeout_s, max_restarts, recycle_after)
 
 
 def _resolve(name: str) -> Factory:
@@ -103,8 +120,11 @@ class LocalPool:
             results.append(self._guarded(slot, task, game.step, command))
         return results
 
+    def prefetch(self, slots: Sequence[int], tasks: Sequence[Task]) -> None:
+        """Nothing: there is no other process to build games in."""
+
     def stats(self) -> dict[str, int]:
-        return {"restarts": 0, "timeouts": 0, "errors": self._errors}
+        return {"restarts": 0, "timeouts": 0, "recycled": 0, "errors": self._errors}
 
     def close(self) -> None:
         self._games.clear()
@@ -131,12 +151,16 @@ class _Running:
 
 
 class _Request(NamedTuple):
-    """To a worker: build the game if asked to, play the commands, answer with the last observation."""
+    """To a worker: build the game if asked to, play the commands, answer with the last observation.
+
+    ahead: build it for a later request, and do not answer.
+    """
 
     slot: int
     build: bool
     source: Any
     commands: tuple[str, ...]
+    ahead: bool = False
 
 
 @dataclass(eq=False)
@@ -146,6 +170,7 @@ class _Worker:
     deadline: float
     ready: bool = False
     failed_starts: int = 0
+    built: int = 0  # games
     requests: list[_Request] = field(default_factory=list)  # to send when it is ready
     pending: list[int] = field(default_factory=list)  # slots it has to answer, in order
 
@@ -153,12 +178,15 @@ class _Worker:
 class WorkerPool:
     """Slot s runs in worker s modulo the number of workers. One message a worker and call; one answer a slot."""
 
-    def __init__(self, factory: Factory | str, workers: int, step_timeout_s: float, max_restarts: int):
+    def __init__(
+        self, factory: Factory | str, workers: int, step_timeout_s: float, max_restarts: int, recycle_after: int
+    ):
         self._factory = factory
         self._step_timeout_s = step_timeout_s
         self._max_restarts = max_restarts
+        self._recycle_after = recycle_after
         self._running: dict[int, _Running] = {}
-        self._stats = {"restarts": 0, "timeouts": 0, "errors": 0}
+        self._stats = {"restarts": 0, "timeouts": 0, "recycled": 0, "errors": 0}
         self._workers = [self._spawn() for _ in range(workers)]
 
     def open(self, slots: Sequence[int], tasks: Sequence[Task]) -> list[Obs | EnvError]:
@@ -179,6 +207,15 @@ class WorkerPool:
                 requests.append(_Request(slot, False, None, game.asked))
         return self._answers(slots, requests)
 
+    def prefetch(self, slots: Sequence[int], tasks: Sequence[Task]) -> None:
+        _check_distinct(slots)
+        requests = [_Request(s, True, task.source, (), ahead=True) for s, task in zip(slots, tasks, strict=True)]
+        for worker, mine in self._by_worker(requests):
+            if worker.ready and not worker.pending:
+                worker.built += len(mine)
+                with contextlib.suppress(OSError):  # it has died: the next call finds that out
+                    worker.connection.send(mine)
+
     def stats(self) -> dict[str, int]:
         return dict(self._stats)
 
@@ -197,12 +234,11 @@ class WorkerPool:
 
     def _answers(self, slots: Sequence[int], requests: list[_Request]) -> list[Obs | EnvError]:
         results: dict[int, Obs] = {}
-        for index, worker in enumerate(self._workers):
-            mine = [request for request in requests if request.slot % len(self._workers) == index]
-            if not mine:
-                continue
+        for worker, mine in self._by_worker(requests):
             if worker.pending or not worker.process.is_alive():  # an interrupted call, or a death between calls
                 self._restart(worker, "died between two calls", blamed=None)
+            elif mine[0].build and worker.built >= self._recycle_after:
+                self._recycle(worker)
             else:
                 self._send(worker, mine)
         while busy := [worker for worker in self._workers if worker.pending]:
@@ -216,6 +252,12 @@ class WorkerPool:
                     self._restart(worker, "timed out", blamed=worker.pending[0])
         return [results[slot] if slot in results else self._forget(slot) for slot in slots]
 
+    def _by_worker(self, requests: list[_Request]) -> list[tuple[_Worker, list[_Request]]]:
+        mine: dict[int, list[_Request]] = {}
+        for request in requests:
+            mine.setdefault(request.slot % len(self._workers), []).append(request)
+        return [(self._workers[index], group) for index, group in sorted(mine.items())]
+
     def _forget(self, slot: int) -> EnvError:
         error = self._running.pop(slot).error
         assert error is not None  # a slot without an answer is a lost one
@@ -227,6 +269,7 @@ class WorkerPool:
             worker.requests = requests
             return
         worker.deadline = time.monotonic() + self._step_timeout_s
+        worker.built += sum(request.build for request in requests)
         try:
             worker.connection.send(requests)
         except OSError:
@@ -257,7 +300,7 @@ class WorkerPool:
         game.error = _lost(game.task, reason)
 
     def _restart(self, worker: _Worker, reason: str, blamed: int | None) -> None:
-        """Replaces a worker and sends it everything that the lost one knew or was asked."""
+        """Replaces a worker that has died or hangs. blamed: the slot whose game it was playing then."""
         self._stats["restarts"] += 1
         reason = f"its worker {reason} (exit code {_end(worker)})"
         if worker.ready and blamed is not None:
@@ -266,12 +309,25 @@ class WorkerPool:
             if game.losses > self._max_restarts:
                 self._lose(game, f"{reason}, {game.losses} times in this episode")
         _log.warning("an environment worker is restarted: %s", reason)
-        index = self._workers.index(worker)
-        self._workers[index] = replacement = self._spawn()
-        replacement.failed_starts = 0 if worker.ready else worker.failed_starts + 1
-        if replacement.failed_starts > self._max_restarts:
+        failed_starts = 0 if worker.ready else worker.failed_starts + 1
+        self._replace(worker, blamed, failed_starts)
+        if failed_starts > self._max_restarts:
             raise RuntimeError(f"environment workers cannot start: {reason}; see their messages on stderr")
 
+    def _recycle(self, worker: _Worker) -> None:
+        """Replaces an idle worker that has built many games; those that still run move to the new one."""
+        self._stats["recycled"] += 1
+        with contextlib.suppress(OSError):
+            worker.connection.send(None)
+            worker.process.join(STOP_TIMEOUT_S)
+        _end(worker)
+        self._replace(worker, None)
+
+    def _replace(self, worker: _Worker, blamed: int | None, failed_starts: int = 0) -> None:
+        """A new worker in place of one that has ended, with everything that one knew or was asked."""
+        index = self._workers.index(worker)
+        self._workers[index] = replacement = self._spawn()
+        replacement.failed_starts = failed_starts
         requests = [
             _Request(slot, True, game.task.source, (*game.commands, *game.asked))
             for slot, game in self._running.items()
@@ -301,7 +357,7 @@ def _end(worker: _Worker) -> int:
     return exit_code
 
 
-@contextmanager
+@contextlib.contextmanager
 def _without_main_module() -> Iterator[None]:
     """A spawned process imports the main module of its parent, hence JAX with it: hide that module meanwhile."""
     main = sys.modules["__main__"]
@@ -318,21 +374,46 @@ def _serve(connection: Connection, factory: Factory | str) -> None:
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     build = _resolve(factory) if isinstance(factory, str) else factory
     games: dict[int, Game] = {}
+    ahead: dict[int, _Ahead] = {}
     try:
         connection.send(("ready", None))
         while (requests := connection.recv()) is not None:
             for request in requests:
-                connection.send(_play(games, build, request, connection))
+                if request.ahead:
+                    _build_ahead(ahead, build, request)
+                    connection.send(("alive", None))  # the driver may have started to wait for something else
+                else:
+                    connection.send(_play(games, ahead, build, request, connection))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the driver is gone
 
 
-def _play(games: dict[int, Game], build: Factory, request: _Request, connection: Connection) -> tuple[str, Any]:
+class _Ahead(NamedTuple):
+    """A game that was built before it was asked for, with its first observation."""
+
+    source: Any
+    game: Game
+    observation: Obs
+
+
+def _build_ahead(ahead: dict[int, _Ahead], build: Factory, request: _Request) -> None:
+    ahead.pop(request.slot, None)
+    with contextlib.suppress(Exception):  # it will be raised again when the game is asked for
+        game = build(request.source)
+        ahead[request.slot] = _Ahead(request.source, game, game.reset())
+
+
+def _play(
+    games: dict[int, Game], ahead: dict[int, _Ahead], build: Factory, request: _Request, connection: Connection
+) -> tuple[str, Any]:
     try:
         if request.build:
             games.pop(request.slot, None)
-            games[request.slot] = build(request.source)
-            observation = games[request.slot].reset()
+            if request.slot in ahead and ahead[request.slot].source == request.source:
+                _, games[request.slot], observation = ahead.pop(request.slot)
+            else:
+                games[request.slot] = build(request.source)
+                observation = games[request.slot].reset()
         for command in request.commands:
             if request.build:
                 connection.send(("alive", None))  # the time limit is for one command, not for a whole replay

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from launch.environment import DataError, open_environment
+from launch.environment import DataError, open_environment, record_games
 from seed_jax import config as config_lib
 from seed_jax.hindsight.client import ClientError
 from seed_jax.hindsight.library import SkillError
@@ -45,4 +45,5 @@ def run(config, workdir: Path, *, overwrite: bool = False) -> dict:
     """Trains in a workdir, or resumes what it holds; returns the summary."""
     resuming = prepare_workdir(workdir, config, overwrite)
     with open_environment(config) as setup:
+        record_games(config, setup, workdir)
         return train(config, setup, workdir, resuming=resuming)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from absl import app, flags
@@ -24,8 +24,11 @@ class ConfigError(ValueError):
     """The config cannot work; the message lists every problem with the field, its value and the remedy."""
 
 
-def check(config: ConfigDict) -> None:
-    """Raises ConfigError, with one line for each problem, if a value is impossible or two values exclude each other."""
+def check(config: ConfigDict, sections: tuple[str, ...] | None = None) -> None:
+    """Raises ConfigError, with one line for each problem, if a value is impossible or two values exclude each other.
+
+    sections: only these count, as "env"; a combination counts if all of its fields do. None = all.
+    """
     values = flatten(config)
     known = [
         *rules.CHOICES,
@@ -44,7 +47,9 @@ def check(config: ConfigDict) -> None:
     problems += [unknown_field(known, field) for field in values if field not in known]
     if not problems:
         impossible = _single_problems(values)
-        problems = [*impossible.values(), *_combination_problems(values, set(impossible))]
+        counts = lambda field: sections is None or field.split(".")[0] in sections  # noqa: E731
+        problems = [message for field, message in impossible.items() if counts(field)]
+        problems += _combination_problems(values, set(impossible), counts)
     if problems:
         raise ConfigError("the config cannot work:\n" + "\n".join(f"  - {problem}" for problem in problems))
 
@@ -110,11 +115,11 @@ def _single_problems(values: Mapping[str, Any]) -> dict[str, str]:
     return problems
 
 
-def _combination_problems(values: Mapping[str, Any], impossible: set[str]) -> list[str]:
+def _combination_problems(values: Mapping[str, Any], impossible: set[str], counts: Callable[[str], bool]) -> list[str]:
     """Combinations are judged only where each of the values is possible by itself."""
     problems = []
     for fields, clash, why in rules.COMBINATIONS:
-        if impossible.isdisjoint(fields) and clash(*(values[field] for field in fields)):
+        if all(map(counts, fields)) and impossible.isdisjoint(fields) and clash(*(values[field] for field in fields)):
             shown = ", ".join(f"{field} = {values[field]!r}" for field in fields)
             problems.append(f"{shown}: {why}")
     return problems

@@ -8,13 +8,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "old_logprobs": ("recompute", "sampler"),
     "model.dtype": ("float32", "bfloat16"),
     "model.remat": ("none", "dots", "full"),
-    "env.engine": ("native", "textworld"),
+    "env.engine": ("auto", "native", "textworld", "pip"),
     "env.prompt": ("released", "compact"),
     "hindsight.source": ("none", "self_hindsight", "external_hindsight", "static_library", "skill_bank"),
     "hindsight.retrieval": ("task_type", "keyword", "keyword_full_prompt", "all"),
     "hindsight.control": ("none", "wrong_skill", "placebo"),
     "hindsight.placement": ("after_task_line", "user_prefix", "before_template", "system"),
     "hindsight.at_eval": ("no", "yes", "both"),
+    "rollout.thinking": ("template", "on", "off"),
     "rollout.group_filter": ("off", "mask", "dynamic"),
     "adv.kind": ("grpo", "drgrpo", "rloo", "gigpo", "reinforce_pp", "zero"),
     "adv.stat": ("rows", "episodes"),
@@ -83,7 +84,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "pack.rows_per_micro": 1,
     "pack.micros_per_mini": 1,
     "eval.every": 0,
-    "eval.games": 1,
+    "eval.games": 0,
     "eval.seed": 0,
     "checkpoint.every": 1,
     "checkpoint.keep": 1,
@@ -120,7 +121,7 @@ NOT_NEGATIVE = (
     "optim.weight_decay",
 )
 FRACTIONS = ("adv.shape_clip", "loss.clip_low", "optim.b1", "optim.b2")
-SHARES = ("adv.gamma", "adv.anchor_similarity", "distill.ema_rate")
+SHARES = ("env.data_fraction", "adv.gamma", "adv.anchor_similarity", "distill.ema_rate")
 NAMES = ("method", "model.init", "env.name", "env.data", "env.size")
 SWITCHES = ("rollout.require_think", "log.tensorboard")
 TEXTS = ("hindsight.library", "hindsight.api_url", "hindsight.api_model")  # may be empty
@@ -144,6 +145,12 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         ("adv.kind", "rollout.group"),
         lambda kind, group: kind in ("grpo", "drgrpo", "rloo", "gigpo") and group < 2,
         "a reward is compared inside its group, so a group needs 2 episodes or more",
+    ),
+    (
+        ("rollout.thinking", "rollout.require_think"),
+        lambda thinking, required: thinking == "off" and required,
+        "the template ends the thought before the reply begins, so no reply would be valid; set "
+        "rollout.require_think = False",
     ),
     (
         ("env.train_tasks", "rollout.tasks"),

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
+
+import numpy as np
 
 from seed_jax.rollout import World, play
 from seed_jax.types import Episode, SamplingParams
 
-# Streams of evaluation keys, apart from training (small numbers) and analysis.
+# Streams of evaluation keys, apart from training (small numbers) and analysis; repeats are a stride apart.
 EVAL_STREAM = 1 << 29
+REPEAT_STRIDE = 1 << 8
+# The public reference validates on so many draws, each from a stream of its own that starts at this seed.
+REFERENCE_DRAWS, REFERENCE_SEED = 128, 1000
+
+
+class PanelError(RuntimeError):
+    """A game of the panel was lost to an environment error."""
 
 
 def evaluate(
@@ -25,36 +34,40 @@ def evaluate(
     max_prompt_tokens: int,
     seed: int,
     skills: Any = None,
+    repeats: int = 1,
     on_turn: Callable[[int, int], None] = lambda step, live: None,
 ) -> tuple[dict, list[Episode]]:
-    """Plays the panel once at one temperature -> (summary, episodes). An environment error is raised: a panel has
-    no gaps.
+    """Plays the panel `repeats` times at one temperature -> (summary, episodes). An environment error is raised: a
+    panel has no gaps.
 
-    skills: the `Skills` that every episode is played with; None = without. The keys depend on `seed`, the game's place
-    in the panel and the turn only: the same weights always give the same result.
+    skills: the `Skills` that every episode is played with; None = without. The keys depend on `seed`, the repeat, the
+    game's place in the panel and the turn only: the same weights always give the same result. Episodes come repeat by
+    repeat, in the panel's order.
     """
     counts: Counter = Counter()
-    episodes = play(
-        sampler,
-        tokenizer,
-        world,
-        tasks,
-        group=1,
-        params=SamplingParams(max_tokens, temperature),
-        stream=EVAL_STREAM,
-        max_prompt_tokens=max_prompt_tokens,
-        seed=seed,
-        counts=counts,
-        skills=skills,
-        share=0.0 if skills is None else 1.0,
-        on_turn=on_turn,
-    )
+    episodes = []
+    for repeat in range(repeats):
+        episodes += play(
+            sampler,
+            tokenizer,
+            world,
+            tasks,
+            group=1,
+            params=SamplingParams(max_tokens, temperature),
+            stream=EVAL_STREAM + repeat * REPEAT_STRIDE,
+            max_prompt_tokens=max_prompt_tokens,
+            seed=seed,
+            counts=counts,
+            skills=skills,
+            share=0.0 if skills is None else 1.0,
+            on_turn=on_turn,
+        )
     lost = [episode for episode in episodes if episode.error]
     if lost:
-        raise RuntimeError(
-            f"{len(lost)} of {len(episodes)} panel games failed, first {lost[0].task_id}: {lost[0].error}"
-        )
-    result = {"temperature": temperature, "with_skills": skills is not None, **summarize(episodes)}
+        raise PanelError(f"{len(lost)} of {len(episodes)} panel games failed, first {lost[0].task_id}: {lost[0].error}")
+    summary = summarize(episodes, [episode.task_id for episode in episodes])
+    result = {"temperature": temperature, "with_skills": skills is not None, **summary}
+    result["prompt_truncated"] = counts["prompt_truncated"]
     if skills is not None:
         result["skill_coverage"] = sum(episode.given is not None for episode in episodes) / max(1, len(episodes))
         result["given_overflow"] = counts["given_overflow"]
@@ -85,22 +98,61 @@ def evaluate_all(run) -> list[dict]:
     ]
 
 
-def summarize(episodes: Sequence[Episode]) -> dict:
+def summarize(episodes: Sequence[Episode], games: Sequence[Hashable] | None = None) -> dict:
     """success_rate (micro), its standard error, macro average over families, rates per family, steps, format and
-    admissibility."""
-    families = defaultdict(list)
-    for episode in episodes:
-        families[episode.family].append(episode.won)
+    admissibility.
+
+    games: which game each episode is of. Episodes of one game are alike, so the standard errors are those of a sample
+    of games (clusters); None = each is a game of its own. `games` in the result counts games, `episodes` episodes.
+    """
+    games = list(range(len(episodes))) if games is None else list(games)
+    families: dict[str, list[int]] = defaultdict(list)
+    for place, episode in enumerate(episodes):
+        families[episode.family].append(place)
     turns = [turn for episode in episodes for turn in episode.turns]
-    rate = sum(episode.won for episode in episodes) / max(1, len(episodes))
-    per_family = {family: sum(won) / len(won) for family, won in sorted(families.items())}
+    won = np.array([episode.won for episode in episodes], float)
+    rate, error = _rate(won, games)
+    of_family = {
+        family: _rate(won[places], [games[place] for place in places]) for family, places in sorted(families.items())
+    }
+    count = max(1, len(of_family))
     return {
-        "games": len(episodes),
+        "games": len(set(games)),
+        "episodes": len(episodes),
         "success_rate": rate,
-        "standard_error": math.sqrt(rate * (1 - rate) / max(1, len(episodes))),
-        "macro_success_rate": sum(per_family.values()) / max(1, len(per_family)),
-        "family": per_family,
+        "standard_error": error,
+        "macro_success_rate": sum(value for value, _ in of_family.values()) / count,
+        "macro_standard_error": math.sqrt(sum(e**2 for _, e in of_family.values())) / count,
+        "family": {family: value for family, (value, _) in of_family.items()},
+        "family_standard_error": {family: e for family, (_, e) in of_family.items()},
+        "family_episodes": {family: len(families[family]) for family in of_family},
         "steps": len(turns) / max(1, len(episodes)),
         "valid_rate": sum(turn.valid for turn in turns) / max(1, len(turns)),
         "admissible_rate": sum(turn.admissible for turn in turns) / max(1, len(turns)),
     }
+
+
+def _rate(won: np.ndarray, games: Sequence[Hashable]) -> tuple[float, float]:
+    """(mean, its standard error over games): sqrt(sum over games of (sum of deviations)^2) / n, sqrt(p (1 - p) / n) if
+    no game comes twice."""
+    if not len(won):
+        return 0.0, 0.0
+    rate = float(won.mean())
+    deviations: dict[Hashable, float] = defaultdict(float)
+    for value, game in zip(won - rate, games, strict=True):
+        deviations[game] += float(value)
+    return rate, math.sqrt(sum(value**2 for value in deviations.values())) / len(won)
+
+
+def reference_draws(tasks: Sequence[Any], round_number: int = 0) -> list[Any]:
+    """The panel of the public reference: 128 draws, of which about 84 are different games.
+
+    Each of its 128 environments shuffles the split with its own seed and takes its next game at every evaluation. Its
+    order before the shuffle is the file system's; here it is that of the names.
+    """
+    draws = []
+    for environment in range(REFERENCE_DRAWS):
+        order = list(range(len(tasks)))
+        np.random.RandomState(REFERENCE_SEED + environment).shuffle(order)
+        draws.append(tasks[order[round_number % len(tasks)]])
+    return draws

@@ -32,6 +32,12 @@ class World(NamedTuple):
     history: int
 
 
+def prefetch(world: World, tasks: Sequence[Any], group: int) -> None:
+    """Tells the pool which games the next `play` of these tasks will open; returns at once."""
+    slots = [task for task in tasks for _ in range(group)]
+    world.pool.prefetch(list(range(len(slots))), slots)
+
+
 def play(
     sampler,
     tokenizer,

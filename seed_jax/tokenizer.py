@@ -22,8 +22,15 @@ CHAT_TEMPLATE = (
 )
 
 
-def load_tokenizer(directory: str | Path):
-    """The tokenizer of a Hugging Face model directory; an error if it cannot end a reply or render a chat."""
+# What `rollout.thinking` tells the chat template: nothing, or its argument enable_thinking (Qwen3's has one).
+THINKING = {"template": None, "on": True, "off": False}
+
+
+def load_tokenizer(directory: str | Path, thinking: str = "template"):
+    """The tokenizer of a Hugging Face model directory; an error if it cannot end a reply or render a chat.
+
+    thinking: a key of THINKING; it holds for every prompt that is encoded with this tokenizer.
+    """
     from transformers import AutoTokenizer
 
     if not (Path(directory) / "tokenizer_config.json").is_file():
@@ -39,6 +46,7 @@ def load_tokenizer(directory: str | Path):
         raise ValueError(f"the tokenizer in {directory} has no eos_token, so a reply could never end")
     if not tokenizer.chat_template:
         raise ValueError(f"the tokenizer in {directory} has no chat template")
+    tokenizer.enable_thinking = THINKING[thinking]
     return tokenizer
 
 
@@ -52,7 +60,8 @@ def encode_prompts(
     """Each prompt as one user message with the generation prompt -> token ids.
 
     systems: a system message for each prompt, "" for none; before: text that precedes the whole rendered chat.
-    enable_thinking: passed to the chat template; Qwen3's starts the reply with an empty thought if it is False
+    enable_thinking: passed to the chat template; Qwen3's starts the reply with an empty thought if it is False. None =
+        what the tokenizer was loaded with
     """
     if not prompts:
         return []
@@ -62,6 +71,8 @@ def encode_prompts(
             [{"role": "system", "content": system}, *chat] if system else chat
             for system, chat in zip(systems, chats, strict=True)
         ]
+    if enable_thinking is None:
+        enable_thinking = getattr(tokenizer, "enable_thinking", None)
     options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
     rendered = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True, **options)
     if before is not None:

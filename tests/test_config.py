@@ -66,6 +66,10 @@ def test_every_field_has_a_comment():
         ("mesh__fsdp", 0),
         ("mesh__tensor", -2),
         ("env__engine", "unity"),
+        ("env__data_fraction", 0.0),
+        ("env__data_fraction", 1.1),
+        ("eval__games", -1),
+        ("rollout__thinking", "sometimes"),
         ("env__max_steps", 0),
         ("env__history", -1),
         ("env__workers", -1),
@@ -137,6 +141,7 @@ def test_impossible_value_names_field_and_value(field, value):
     ("overrides", "fields"),
     [
         ({"rollout__group": 1}, ["adv.kind", "rollout.group"]),
+        ({"rollout__thinking": "off"}, ["rollout.thinking = 'off'", "rollout.require_think = True"]),
         ({"env__train_tasks": 8}, ["env.train_tasks = 8", "rollout.tasks = 16"]),
         ({"hindsight__source": "none"}, ["distill.kind", "hindsight.source", "distill.kind = 'none'"]),
         ({"distill__kind": "none"}, ["hindsight.source", "distill.kind"]),

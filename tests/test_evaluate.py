@@ -1,4 +1,4 @@
-"""Evaluation numbers by hand, and the panel's keys."""
+"""Evaluation numbers by hand and against NumPy, and the panel's keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from envs.alfworld.domain import AlfworldDomain
 from envs.alfworld.generate import make_tasks
 from envs.pool import make_pool
 from seed_jax import tokenizer as tok
-from seed_jax.evaluate import EVAL_STREAM, evaluate, summarize
+from seed_jax.evaluate import EVAL_STREAM, REPEAT_STRIDE, evaluate, reference_draws, summarize
 from seed_jax.rollout import World
 from seed_jax.types import Completion, Episode, SamplingParams, Turn
 from tests import tiny
@@ -48,6 +48,38 @@ def test_extremes():
     assert summarize([episode("heat", True, [])])["standard_error"] == 0
 
 
+def test_standard_errors_are_those_of_a_sample_of_games():
+    """Ten games, four episodes each: the error over games is that of NumPy over the games' means; with one episode each
+    it is that of a share."""
+    rng = np.random.default_rng(0)
+    chances = rng.random(10)
+    episodes = [episode("heat" if game < 6 else "cool", rng.random() < chances[game], []) for game in range(10)] * 1
+    games = list(range(10))
+    for _ in range(3):
+        episodes += [episode(e.family, bool(rng.random() < chances[g]), []) for g, e in enumerate(episodes[:10])]
+        games += list(range(10))
+    means = np.array([e.won for e in episodes], float).reshape(4, 10).mean(0)
+    result = summarize(episodes, games)
+    assert (result["games"], result["episodes"]) == (10, 40)
+    assert result["standard_error"] == pytest.approx(means.std() / math.sqrt(10))
+    errors = means[6:].std() / math.sqrt(4), means[:6].std() / math.sqrt(6)
+    assert list(result["family_standard_error"].values()) == pytest.approx(list(errors))
+    assert result["macro_standard_error"] == pytest.approx(math.hypot(*errors) / 2)
+    assert result["family_episodes"] == {"cool": 16, "heat": 24}
+
+
+def test_reference_draws_are_its_environments_own_next_games():
+    tasks = list(range(140))
+    for round_number in (0, 3):
+        expected = []
+        for seed in range(1000, 1128):
+            games = list(tasks)
+            np.random.RandomState(seed).shuffle(games)
+            expected.append(games[round_number])
+        assert reference_draws(tasks, round_number) == expected
+    assert 75 < len(set(reference_draws(tasks))) < 95 and len(reference_draws(tasks)) == 128
+
+
 def test_success_is_the_environments_own_and_keys_depend_on_the_place_in_the_panel():
     panel, calls = make_tasks("seen", 4), []
 
@@ -71,3 +103,14 @@ def test_success_is_the_environments_own_and_keys_depend_on_the_place_in_the_pan
         assert params == SamplingParams(20, 0.4) and seed == 9
         assert all(stream == EVAL_STREAM and turn == step for stream, _, turn in paths)
     assert [index for _, index, _ in calls[0][1]] == [0, 1, 2, 3]
+
+    calls.clear()
+    result, episodes = evaluate(
+        Winner(), tiny.tokenizer(), world, panel[:2], temperature=0.4, max_tokens=20, max_prompt_tokens=300, seed=9,
+        repeats=3,
+    )  # fmt: skip
+    assert [e.task_id for e in episodes] == [task.id for task in panel[:2]] * 3
+    assert [e.won for e in episodes] == [True, False] * 3
+    assert (result["games"], result["episodes"], result["standard_error"]) == (2, 6, pytest.approx(0.5 / math.sqrt(2)))
+    streams = list(dict.fromkeys(stream for _, paths, _ in calls for stream, _, _ in paths))
+    assert streams == [EVAL_STREAM + repeat * REPEAT_STRIDE for repeat in range(3)]

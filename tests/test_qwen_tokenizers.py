@@ -70,6 +70,10 @@ def test_prompt_of_qwen3_with_and_without_thinking(tokenizers):
     assert rendered(tokenizers["qwen3"]) == start
     assert rendered(tokenizers["qwen3"], enable_thinking=True) == start
     assert rendered(tokenizers["qwen3"], enable_thinking=False) == f"{start}<think>\n\n</think>\n\n"
+    # What the config says holds for every prompt of a tokenizer.
+    for thinking, end in (("template", ""), ("on", ""), ("off", "<think>\n\n</think>\n\n")):
+        chosen = tok.load_tokenizer(tokenizers["qwen3"].name_or_path, thinking)
+        assert rendered(chosen) == start + end
 
 
 def test_prompts_are_encoded_as_transformers_does(tokenizer):

@@ -98,6 +98,7 @@ def config(model_dir: Path, method: str = "seed"):
     config = quickstart.get_config(method)
     config.model.init = str(model_dir)
     config.iterations = 2
+    config.env.engine = "native"  # `write_games` leaves out the texts by which "auto" chooses
     config.env.max_steps = 3
     config.env.train_tasks = 12
     config.rollout.tasks = 3
@@ -138,6 +139,9 @@ class EasyPool:
 
     def open(self, slots, tasks):
         return self.pool.open(slots, tasks)
+
+    def prefetch(self, slots, tasks):
+        self.pool.prefetch(slots, tasks)
 
     def step(self, slots, commands):
         return [

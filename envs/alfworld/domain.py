@@ -16,10 +16,10 @@ FACTORY = "envs.alfworld.engine:make"
 
 
 class AlfworldDomain:
-    """Prompt style and parsing rules of one run (`style` as in prompt.STYLES)."""
+    """Prompt style, parsing rules and engine of one run (`style`: see prompt.STYLES, `engine`: see engine.ENGINES)."""
 
-    def __init__(self, style: str, require_think: bool = True):
-        self.style, self.require_think = style, require_think
+    def __init__(self, style: str, require_think: bool = True, engine: str = "native"):
+        self.style, self.require_think, self.engine = style, require_think, engine
 
     def goal(self, first_observation: str) -> str:
         return prompt.task_goal(first_observation)
@@ -35,6 +35,7 @@ class AlfworldDomain:
             observation=observation,
             admissible=admissible,
             history_length=window,
+            first_observation=history[0][0] if history else "",
         )
 
     def parse(self, reply: str) -> actions.Action:
@@ -42,7 +43,7 @@ class AlfworldDomain:
 
     def true_skill(self, task: Task) -> str:
         """The skill that the rule-based annotator writes for the task's own walkthrough."""
-        game = make(task.source)
+        game = make(task.source, self.engine)
         game.reset()
         steps = [(command, game.step(command).text) for command in game.walkthrough]
         return annotate(_described(task), steps, won=True)[1]

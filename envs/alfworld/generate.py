@@ -1,6 +1,6 @@
 """Generated ALFWorld games: household rooms in which things lie where people keep them, winnable, without any download.
 
-    python -m envs.alfworld.generate --out DIR --games 60 --size mini --split train
+    python -m envs.alfworld.generate --out=DIR --games=60 --size=mini --split=all
 
 A game is a pure function of (family, seed, size, split). Splits: `train` and `seen` share the room styles and differ in
 seeds, `unseen` holds a room style out. Where an object starts follows `household.HABITS`, so that searching well can be
@@ -375,13 +375,17 @@ def write_game(game: dict[str, Any], out_dir: str | Path) -> Path:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write generated ALFWorld games in the official layout.")
     parser.add_argument("--out", required=True, help="directory; the split's directory is created in it")
-    parser.add_argument("--games", type=int, default=60, help="number of games, the six families in turn")
+    parser.add_argument("--games", type=int, default=60, help="number of games of a split, the six families in turn")
     parser.add_argument("--size", choices=sorted(SIZES), default="mini")
-    parser.add_argument("--split", choices=sorted(FIRST_SEED), default="train")
+    parser.add_argument("--split", choices=[*FIRST_SEED, "all"], default="train", help="all: every split")
     options = parser.parse_args(argv)
-    for task in make_tasks(options.split, options.games, options.size):
-        write_game(task.source, options.out)
-    print(f"wrote {options.games} games to {Path(options.out) / SPLIT_DIRS[options.split]}")
+    for split in FIRST_SEED if options.split == "all" else [options.split]:
+        try:
+            for task in make_tasks(split, options.games, options.size):
+                write_game(task.source, options.out)
+        except (ImportError, OSError, ValueError) as error:
+            parser.error(str(error))
+        print(f"wrote {options.games} games to {Path(options.out) / SPLIT_DIRS[split]}")
 
 
 if __name__ == "__main__":

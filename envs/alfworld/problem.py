@@ -100,17 +100,10 @@ class Problem(NamedTuple):
 
 def parse_problem(text: str, where: str | Path = "problem") -> Problem:
     """Read a PDDL problem of the ALFWorld domain; ill-formed: CorruptGame, naming the origin `where`."""
-    text = text.lower()
-    if ";" in text:
-        text = _COMMENT.sub("", text)
-    objects_at, init_at, goal_at = text.find("(:objects"), text.find("(:init"), text.find("(:goal")
-    if not 0 <= objects_at < init_at < goal_at:
-        raise CorruptGame(where, "the PDDL problem must hold (:objects, (:init and (:goal, in this order")
-    if text.count("(") > text.count(")"):  # the official files close one parenthesis too many, hence no equality
-        raise CorruptGame(where, "the PDDL problem has more '(' than ')': it is cut off or damaged")
-    types = _declared_types(text[objects_at + len("(:objects") : init_at], where)
-    facts = _initial_facts(text[init_at + len("(:init") : goal_at], types, where)
-    goal = _parse_goal(text[goal_at:], where)
+    objects, init, goal_text = sections(text, where)
+    types = _declared_types(objects, where)
+    facts = _initial_facts(init, types, where)
+    goal = _parse_goal(goal_text, where)
     if len(facts["atlocation"]) != 1:
         raise CorruptGame(where, f"expected one (atLocation agent place) fact, found {len(facts['atlocation'])}")
     if not any(otype == goal.what for _, otype in facts["objecttype"]):
@@ -120,6 +113,19 @@ def parse_problem(text: str, where: str | Path = "problem") -> Problem:
         raise CorruptGame(where, f"the goal names the type {goal.where!r}, but nothing in the game is of that type")
     mentioned = {arg for rows in facts.values() for row in rows for arg in row}
     return Problem(facts, goal, display_names(mentioned))
+
+
+def sections(text: str, where: str | Path = "problem") -> tuple[str, str, str]:
+    """The lower-case texts of (:objects, (:init and (:goal. A problem that is cut off: CorruptGame."""
+    text = text.lower()
+    if ";" in text:
+        text = _COMMENT.sub("", text)
+    objects_at, init_at, goal_at = text.find("(:objects"), text.find("(:init"), text.find("(:goal")
+    if not 0 <= objects_at < init_at < goal_at:
+        raise CorruptGame(where, "the PDDL problem must hold (:objects, (:init and (:goal, in this order")
+    if text.count("(") > text.count(")"):  # the official files close one parenthesis too many, hence no equality
+        raise CorruptGame(where, "the PDDL problem has more '(' than ')': it is cut off or damaged")
+    return text[objects_at + len("(:objects") : init_at], text[init_at + len("(:init") : goal_at], text[goal_at:]
 
 
 def _declared_types(section: str, where: str | Path) -> dict[str, str]:

@@ -27,6 +27,11 @@ def keep_freed_memory() -> bool:
     )
 
 
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def use_every_core(rows: int) -> None:
     """On a CPU: one JAX device a core (a power of two that divides `rows`, the smallest batch), for data parallelism.
 
@@ -42,7 +47,7 @@ def use_every_core(rows: int) -> None:
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    cores, count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 1
+    cores, count = usable_cores(), 1
     while count * 2 <= cores and rows % (count * 2) == 0:
         count *= 2
     os.environ.setdefault("PJRT_NPROC", str(2 * count))

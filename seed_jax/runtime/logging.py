@@ -22,12 +22,14 @@ METRICS_FILE = "metrics.jsonl"
 EPISODES_FILE = "episodes.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 SUMMARY_FILE = "summary.json"
+GAMES_FILE = "games.json"
 # Everything a trainer writes; --overwrite removes these and nothing else.
 OWN_FILES = (
     METRICS_FILE,
     EPISODES_FILE,
     EVALUATIONS_FILE,
     SUMMARY_FILE,
+    GAMES_FILE,
     "checkpoints",
     "export",
     "tensorboard",
@@ -270,6 +272,70 @@ class Progress:
         """Prints any other line."""
         if self._enabled:
             print(text, file=self._stream or sys.stdout, flush=True)
+
+
+class TurnProgress:
+    """Prints how far rollouts are, turn by turn, for those that take long: on a terminal in one line that changes,
+    elsewhere a line now and then.
+
+    Call it as a rollout's `on_turn`. The estimate supposes that every running episode goes on to the step limit, so it
+    is an upper bound that shrinks as episodes end.
+    """
+
+    def __init__(
+        self,
+        max_steps: int,
+        rollouts: int = 1,
+        *,
+        every_s: float = 20.0,
+        enabled: bool = True,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        """rollouts: how many will come, one after another; what comes after them counts anew."""
+        self._max_steps, self._rollouts, self._enabled, self._clock = max_steps, rollouts, enabled, clock
+        self._stream = stream or sys.stderr
+        self._terminal = self._stream.isatty()
+        self._every_s = 0.5 if self._terminal else every_s
+        self._begin()
+
+    def _begin(self) -> None:
+        self._start = self._shown = self._clock()
+        self._rollout, self._played = 0, 0  # rollouts begun, turns played in all of them
+        self._live = self._first_live = 0
+
+    def __call__(self, step: int, live: int) -> None:
+        """step: turns that the running episodes have behind them; live: how many run."""
+        if not live:
+            return
+        self._played += self._live
+        if step == 0:
+            if self._rollout == self._rollouts:  # the next ones
+                self._begin()
+            self._rollout, self._first_live = self._rollout + 1, live
+        self._live = live
+        now = self._clock()
+        if not self._enabled or now - self._shown < self._every_s or not self._played:
+            return
+        self._shown = now
+        turns_left = live * (self._max_steps - step)
+        turns_left += (self._rollouts - self._rollout) * max(self._played // self._rollout, turns_left)
+        left = (now - self._start) / self._played * turns_left
+        which = f"rollout {self._rollout}/{self._rollouts}, " if self._rollouts > 1 else ""
+        text = (
+            f"{which}turn {step + 1}/{self._max_steps}, {live} of {self._first_live} episodes running, "
+            f"{duration(now - self._start)} so far, at most {duration(left)} left"
+        )
+        self._write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+
+    def close(self) -> None:
+        """Clears the line on a terminal."""
+        if self._terminal and self._enabled:
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
 
 
 def duration(seconds: float) -> str:

@@ -29,6 +29,17 @@ class Exported(NamedTuple):
     num_params: int
 
 
+class Opened(NamedTuple):
+    """The policy of a checkpoint. config: of the run, as mappings; model_dir: its base model; params: on the CPU."""
+
+    workdir: Path
+    config: dict[str, Any]
+    model_dir: Path
+    spec: ModelSpec
+    iteration: int
+    params: dict[str, Any]
+
+
 def write_policy(
     params: dict[str, Any],
     spec: ModelSpec,
@@ -83,23 +94,34 @@ def export_checkpoint(
     Raises OSError or ValueError for paths and files that cannot be used, CheckpointError for a damaged checkpoint.
     """
     hf.check_replaceable(out)  # before anything is read
+    opened = open_checkpoint(source, step, base_model)
+    write_policy(
+        opened.params,
+        opened.spec,
+        out,
+        config=opened.config,
+        model_dir=opened.model_dir,
+        iteration=opened.iteration,
+        evaluations=read_jsonl(opened.workdir / EVALUATIONS_FILE),
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+    )
+    return Exported(out, opened.iteration, opened.spec.num_params)
+
+
+def is_run(source: Path) -> bool:
+    """Whether a directory is a run's workdir (or the checkpoints in it), not a model in Hugging Face format."""
+    return source.name == CHECKPOINTS_DIR or (source / CHECKPOINTS_DIR).is_dir()
+
+
+def open_checkpoint(source: Path, step: int | None = None, base_model: str | None = None) -> Opened:
+    """Reads the policy of a checkpoint and nothing else of it. Arguments and errors as for `export_checkpoint`."""
     workdir = _workdir(source)
     config = read_config(workdir / CONFIG_FILE, advice="--checkpoint must name the workdir of a run")
     model_dir = _base_directory(config, base_model)
     spec = hf.load_spec(model_dir)
     step, params = _restore_policy(workdir / CHECKPOINTS_DIR, spec, step)
-    write_policy(
-        params,
-        spec,
-        out,
-        config=config,
-        model_dir=model_dir,
-        iteration=step,
-        evaluations=read_jsonl(workdir / EVALUATIONS_FILE),
-        dtype=dtype,
-        max_shard_bytes=max_shard_bytes,
-    )
-    return Exported(out, step, spec.num_params)
+    return Opened(workdir, config, model_dir, spec, step, params)
 
 
 def _workdir(source: Path) -> Path:

@@ -18,12 +18,12 @@ def gather(
     out. Counts: rounds, groups_left_out.
     """
     if rollout.group_filter != "dynamic":
-        episodes = play_round(iteration)
+        episodes = play_round(round_number(iteration, rollout))
         return episodes, episodes
     played: list[Episode] = []
     kept: list[int] = []
     for number in range(rollout.max_rounds):
-        episodes = play_round(iteration * rollout.max_rounds + number)
+        episodes = play_round(round_number(iteration, rollout) + number)
         first_group, first_index = number * rollout.tasks, len(played)
         for episode in episodes:
             episode.group += first_group
@@ -36,6 +36,11 @@ def gather(
     chosen = set(kept[: rollout.tasks])
     counts["groups_left_out"] += len({episode.group for episode in played} - chosen)
     return played, [episode for episode in played if episode.group in chosen]
+
+
+def round_number(iteration: int, rollout) -> int:
+    """The first round of tasks that `gather` plays in an iteration."""
+    return iteration * (rollout.max_rounds if rollout.group_filter == "dynamic" else 1)
 
 
 def mixed_groups(episodes: Sequence[Episode]) -> list[int]:

@@ -17,7 +17,7 @@ from seed_jax import tokenizer as tok
 from seed_jax.hindsight.analyzer import analyze, require_skills
 from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
-from seed_jax.rollout import World, play
+from seed_jax.rollout import World, play, prefetch
 from seed_jax.runtime.checkpoint import Checkpointer
 from seed_jax.runtime.logging import (
     EPISODES_FILE,
@@ -26,6 +26,7 @@ from seed_jax.runtime.logging import (
     MetricsWriter,
     PhaseTimer,
     Progress,
+    TurnProgress,
     append_jsonl,
     read_jsonl,
     truncate_jsonl,
@@ -37,7 +38,7 @@ from seed_jax.train import objective
 from seed_jax.train.compiled import shared_update
 from seed_jax.train.credit import turn_credit
 from seed_jax.train.finish import finish
-from seed_jax.train.groups import gather
+from seed_jax.train.groups import gather, round_number
 from seed_jax.train.metrics import conditions, episode_record, eval_metrics, note_gap, report, rollout_metrics
 from seed_jax.train.packing import Sample, Shape, fill, pack
 from seed_jax.train.state import TrainState, as_tree, from_tree, init_state, state_shardings
@@ -65,7 +66,7 @@ class Run:
     def __init__(self, config, setup: Setup, workdir: Path):
         self.config, self.setup, self.workdir = config, setup, workdir
         self.model_dir = hf.resolve(config.model.init)
-        self.tokenizer = tok.load_tokenizer(self.model_dir)
+        self.tokenizer = tok.load_tokenizer(self.model_dir, config.rollout.thinking)
         self.mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
         self.spec, self.initial = hf.load(self.model_dir, self.mesh)
         self.optimizer, choices = build_optimizer(config), objective.choices(config)
@@ -93,6 +94,7 @@ class Run:
         self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard)
         self.episodes = EpisodeWriter(workdir / EPISODES_FILE)
         self.timer, self.progress = PhaseTimer(), Progress(config.iterations, enabled=jax.process_index() == 0)
+        self.turns = TurnProgress(config.env.max_steps, every_s=60.0, enabled=jax.process_index() == 0)
         self.stop = threading.Event()
 
     def fresh_state(self) -> TrainState:
@@ -108,6 +110,7 @@ class Run:
     def on_turn(self, step: int, live: int) -> None:
         if self.stop.is_set():
             raise Interrupted
+        self.turns(step, live)
 
 
 def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dict:
@@ -169,6 +172,11 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
 
     with run.timer("rollout"):
         played, episodes = gather(play_round, iteration, config.rollout, counts)
+    run.turns.close()
+    if iteration + 1 < config.iterations:  # while the weights are updated, workers build the next games
+        following = round_number(iteration + 1, config.rollout)
+        tasks = schedule(run.setup.train_tasks, config.seed, following, config.rollout.tasks)
+        prefetch(run.setup.world, tasks, config.rollout.group)
     if run.distills:
         with run.timer("analysis"):
             if run.skills.source == "self_hindsight":
@@ -222,6 +230,7 @@ def _evaluate(run: Run, iteration: int) -> list[dict]:
     """The panel at every temperature; appended to evaluations.jsonl."""
     with run.timer("eval"):
         results = evaluate.evaluate_all(run)
+    run.turns.close()
     for result in results:
         append_jsonl(run.workdir / EVALUATIONS_FILE, {"iteration": iteration, **result})
     shown = ", ".join(f"{r['success_rate']:.3f} +- {r['standard_error']:.3f} ({conditions(r)})" for r in results)

@@ -55,6 +55,10 @@ def kill_first_worker() -> None:
     os.kill(min(child.pid for child in multiprocessing.active_children()), signal.SIGKILL)
 
 
+def stats(restarts: int, timeouts: int, errors: int, recycled: int = 0) -> dict[str, int]:
+    return {"restarts": restarts, "timeouts": timeouts, "recycled": recycled, "errors": errors}
+
+
 COMMANDS = [[f"turn {turn} slot {slot}" for slot in range(5)] for turn in range(4)]
 
 
@@ -68,7 +72,7 @@ def undisturbed() -> list[list[Obs | EnvError]]:
 def test_workers_equal_in_process(undisturbed, factory):
     pool = make_pool(factory, workers=2)
     assert play(pool, COMMANDS) == undisturbed
-    assert pool.stats() == {"restarts": 0, "timeouts": 0, "errors": 0}
+    assert pool.stats() == stats(0, 0, 0)
     assert len(multiprocessing.active_children()) == 2
     pool.close()
     pool.close()
@@ -90,7 +94,7 @@ def test_subsets_and_reopened_slots():
 def test_killed_between_and_during_calls_changes_nothing(undisturbed):
     with opened(workers=2) as pool:
         assert play(pool, COMMANDS, {1: kill_first_worker, 3: kill_first_worker}) == undisturbed
-        assert pool.stats() == {"restarts": 2, "timeouts": 0, "errors": 0}
+        assert pool.stats() == stats(2, 0, 0)
 
     slow = [*COMMANDS[:2], ["look", "look", "sleep 0.6", "look", "sleep 0.6"], *COMMANDS[2:]]
     with opened() as pool:
@@ -98,14 +102,14 @@ def test_killed_between_and_during_calls_changes_nothing(undisturbed):
     timer = threading.Timer(0.3, kill_first_worker)  # slots 2 and 4 share the first worker with slot 0
     with opened(workers=2) as pool:
         assert play(pool, slow, {2: timer.start}) == expected
-        assert pool.stats() == {"restarts": 1, "timeouts": 0, "errors": 0}
+        assert pool.stats() == stats(1, 0, 0)
 
 
 def test_game_that_kills_its_worker_once_is_replayed(tmp_path):
     commands = [["a", "b"], ["c", f"kill {tmp_path / 'once'}"], ["d", "e"]]
     with opened(workers=1) as pool:
         disturbed = play(pool, commands)
-        assert pool.stats() == {"restarts": 1, "timeouts": 0, "errors": 0}
+        assert pool.stats() == stats(1, 0, 0)
     with opened() as pool:  # now the file exists, so nothing is killed
         assert play(pool, commands) == disturbed
 
@@ -114,7 +118,7 @@ def test_crash_loop_costs_one_episode():
     commands = [["a", "b", "c"], ["d", "kill", "f"], ["g", "h", "i"]]
     with opened(workers=1, max_restarts=2) as pool:
         rows = play(pool, commands)
-        assert pool.stats() == {"restarts": 3, "timeouts": 0, "errors": 1}
+        assert pool.stats() == stats(3, 0, 1)
         with pytest.raises(ValueError, match=r"no game runs in slots \[1\]"):
             pool.step([0, 1], ["x", "y"])
         assert isinstance(pool.open([1], make_tasks(1))[0], Obs)
@@ -133,7 +137,7 @@ def test_hanging_game_times_out():
         start = time.monotonic()
         rows = play(pool, [["a", "b"], ["c", "sleep 60"], ["d"]])
         assert time.monotonic() - start < 10
-        assert pool.stats() == {"restarts": 2, "timeouts": 2, "errors": 1}
+        assert pool.stats() == stats(2, 2, 1)
     assert "timed out" in str(rows[2][1])
     with opened() as pool:
         assert [row[0] for row in play(pool, [["a"], ["c"], ["d"]])] == [row[0] for row in rows]
@@ -145,7 +149,65 @@ def test_time_limit_is_for_one_command_not_for_a_batch_or_a_replay():
         expected = play(pool, commands)
     with opened(workers=1, step_timeout_s=0.5) as pool:
         assert play(pool, commands, {1: kill_first_worker}) == expected
-        assert pool.stats() == {"restarts": 1, "timeouts": 0, "errors": 0}
+        assert pool.stats() == stats(1, 0, 0)
+
+
+def test_games_built_ahead_are_used_and_change_nothing(tmp_path):
+    """The sources write down when they are built; a broken one is only heard of when it is opened."""
+    log = tmp_path / "built"
+    tasks = [Task(f"task-{i}", "toy", "play", {"name": i, "log": str(log)}) for i in range(4)]
+    broken = Task("task-bad", "toy", "play", {"broken": True})
+
+    def built() -> list[str]:
+        return log.read_text().split() if log.exists() else []
+
+    with opened() as pool:
+        pool.prefetch([0], tasks[:1])
+        assert built() == []
+        expected = pool.open([0, 1, 2, 3], tasks), pool.step([0, 1, 2, 3], list("abcd"))
+    log.unlink()
+    with opened(workers=2) as pool:
+        pool.prefetch([0], tasks[:1])  # before the workers have started: nothing to gain
+        pool.open([0, 1], tasks[2:])
+        pool.prefetch([0, 1, 2, 4], [*tasks[:3], broken])
+        deadline = time.monotonic() + 10
+        while len(built()) < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert pool.step([0], ["x"])[0].text != expected[1][0].text  # the running game is still another one
+        other = Task("task-4", "toy", "play", {"name": 4, "log": str(log)})
+        pool.open([2], [other])  # not what was announced: that stays for later
+        assert len(built()) == 6
+        assert (pool.open([0, 1, 2, 3], tasks), pool.step([0, 1, 2, 3], list("abcd"))) == expected
+        assert len(built()) == 7 and built()[-1] == "3"
+        assert str(pool.open([4], [broken])[0]) == "task task-bad: ValueError: no such game"
+        assert pool.stats() == stats(0, 0, 1)
+
+
+def test_a_long_time_ahead_is_not_a_time_out():
+    tasks = [Task(f"task-{i}", "toy", "play", {"name": i, "seconds": 0.2}) for i in range(6)]
+    with opened(workers=1, step_timeout_s=0.6) as pool:
+        pool.open([0], make_tasks(1))
+        pool.prefetch(list(range(1, 7)), tasks)
+        assert isinstance(pool.step([0], ["a"])[0], Obs)  # waits for all that was begun before it: 1.2 seconds
+        assert pool.stats() == stats(0, 0, 0)
+
+
+def test_workers_are_replaced_after_many_games(undisturbed):
+    with opened(workers=2, recycle_after=4) as pool:
+        pids = {child.pid for child in multiprocessing.active_children()}
+        for _ in range(2):
+            assert play(pool, COMMANDS) == undisturbed
+        pool.step([1], ["more"])
+        row = pool.open([0, 2], make_tasks(2))  # slots 0, 2 and 4 share a worker; the game in slot 4 goes on
+        assert pool.stats()["recycled"] >= 1 and pool.stats()["restarts"] == 0
+        assert pids != {child.pid for child in multiprocessing.active_children()}
+        after = pool.step([4, 1, 0], ["x", "y", "z"])
+    with opened() as pool:
+        play(pool, COMMANDS)
+        pool.step([1], ["more"])
+        assert pool.open([0, 2], make_tasks(2)) == row
+        assert pool.step([4, 1, 0], ["x", "y", "z"]) == after
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -157,7 +219,7 @@ def test_exception_in_a_game_costs_only_its_episode(workers):
         assert first == last
         lost, kept = pool.step([0, 2], ["raise here", "a"])
         assert str(lost) == "task task-0: KeyError: 'here'" and isinstance(kept, Obs)
-        assert pool.stats() == {"restarts": 0, "timeouts": 0, "errors": 2}
+        assert pool.stats() == stats(0, 0, 2)
         with pytest.raises(ValueError, match=r"no game runs in slots \[0, 1\]"):
             pool.step([0, 1], ["a", "a"])
 

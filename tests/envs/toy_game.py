@@ -18,6 +18,10 @@ class ToyGame:
     def __init__(self, source: dict):
         if source.get("broken"):
             raise ValueError("no such game")
+        time.sleep(source.get("seconds", 0))
+        if "log" in source:
+            with open(source["log"], "a") as file:
+                file.write(f"{source['name']}\n")
         self._source = source
         self._state = ""
 

@@ -13,7 +13,15 @@ from ml_collections import ConfigDict
 
 from configs import base
 from seed_jax.runtime import logging as run_logging
-from seed_jax.runtime.logging import EpisodeWriter, MetricsWriter, PhaseTimer, Progress, WorkdirError, prepare_workdir
+from seed_jax.runtime.logging import (
+    EpisodeWriter,
+    MetricsWriter,
+    PhaseTimer,
+    Progress,
+    TurnProgress,
+    WorkdirError,
+    prepare_workdir,
+)
 
 
 def make_config(lr: float = 1e-6, iterations: int = 150) -> ConfigDict:
@@ -156,3 +164,23 @@ def test_unwritable_workdir(tmp_path):
     for path in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/run")):
         with pytest.raises(WorkdirError, match=f"cannot write to workdir {path}: .*choose another --workdir"):
             prepare_workdir(path, make_config())
+
+
+def test_long_rollouts_say_how_far_they_are():
+    now, stream = [0.0], io.StringIO()
+    progress = TurnProgress(10, rollouts=2, every_s=20.0, stream=stream, clock=lambda: now[0])
+    for step, live in ((0, 8), (1, 8), (2, 6), (3, 6)):
+        progress(step, live)
+        now[0] += 16.0  # 2 seconds for each of the first episodes' turns
+    progress(0, 0)  # a look at the clock outside of rollouts
+    # after 2 turns of 8 episodes: 6 * 8 turns are left at most, and as many as that again in the second rollout
+    expected = ["rollout 1/2, turn 3/10, 6 of 8 episodes running, 0:32 so far, at most 3:12 left"]
+    assert stream.getvalue().splitlines() == expected
+    for step, live in ((0, 8), (0, 8)):  # the second one, and the first of those that come after
+        now[0] += 100.0
+        progress(step, live)
+    expected.append("rollout 2/2, turn 1/10, 8 of 8 episodes running, 2:44 so far, at most 7:49 left")
+    assert stream.getvalue().splitlines() == expected
+    silent = io.StringIO()
+    TurnProgress(2, every_s=0.0, enabled=False, stream=silent, clock=lambda: 1.0)(0, 3)
+    assert silent.getvalue() == ""

@@ -373,6 +373,9 @@ class LosingPool:
         self.rounds, self.steps = self.rounds + 1, 0
         return self.pool.open(slots, tasks)
 
+    def prefetch(self, slots, tasks):
+        self.pool.prefetch(slots, tasks)
+
     def step(self, slots, commands):
         results, self.steps = self.pool.step(slots, commands), self.steps + 1
         if self.rounds == 3 and self.steps == 1:

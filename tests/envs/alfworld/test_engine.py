@@ -10,25 +10,18 @@ import sys
 
 import pytest
 
-from envs.alfworld import engine, generate
+from envs.alfworld import engine, generate, parity, translation
 from envs.alfworld.games import FAMILIES
 from envs.alfworld.problem import CorruptGame, display_names, parse_problem
 
 HAS_TEXTWORLD = all(importlib.util.find_spec(name) for name in ("alfworld", "textworld", "fast_downward"))
 needs_textworld = pytest.mark.skipif(not HAS_TEXTWORLD, reason="plays TextWorld's engine: pip install alfworld")
 
-ODD_COMMANDS = [
-    "",
-    "   ",
-    "xyzzy",
-    "go to",
-    "LOOK",
-    " look ",
-    "go to  shelf 1",
-    "take",
-    "打开 冰箱",
-    "go to shelf 1" * 400,
-]
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(translation.CACHE_VARIABLE, str(tmp_path / "cache"))
+
 
 # What generated games lack: receptacles sharing a place, a knife, something to slice, an object that holds another,
 # a lamp in a closed drawer, a receptacle open from the start, an id without "_bar_".
@@ -70,28 +63,11 @@ ODD_ROOM = """
 ODD_GAME = {"id": "odd", "goal": "put a cool apple in drawer", "pddl_problem": ODD_ROOM, "walkthrough": None}
 
 
-def assert_same_play(source: dict, commands_of, steps: int) -> None:
+def assert_same_play(source: dict, player: parity.Player, steps: int, other: str = "pip") -> None:
     """Both engines must give the same Obs (text, admissible commands, won, done, reward) at every step."""
-    native, real = engine.make(source), engine.make(source, "textworld")
-    observed, expected = native.reset(), real.reset()
-    assert observed == expected
-    for index in range(steps):
-        command = commands_of(index, observed.admissible)
-        observed, expected = native.step(command), real.step(command)
-        assert observed == expected, command
-
-
-def random_player(seed: int):
-    """Interacts more than it walks, and one command in ten is not admissible."""
-    rng = random.Random(seed)
-
-    def choose(_: int, admissible: tuple[str, ...]) -> str:
-        if rng.random() < 0.1:
-            return rng.choice([*ODD_COMMANDS, rng.choice(admissible) + " 1", "take apple 9 from shelf 1"])
-        interactions = [command for command in admissible if not command.startswith("go to ")]
-        return rng.choice(interactions if rng.random() < 0.7 else admissible)
-
-    return choose
+    answers, difference = parity.walk(source["id"], engine.make(source), engine.make(source, other), player, steps)
+    assert difference is None, difference
+    assert answers == steps + 1
 
 
 @needs_textworld
@@ -100,15 +76,17 @@ def random_player(seed: int):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parity_with_textworld(family: str, size: str):
     game = generate.make_game(family, 11 + FAMILIES.index(family), size, "train" if size == "mini" else "unseen")
-    assert_same_play(game, random_player(FAMILIES.index(family)), 40)
+    other = "pip" if size == "tiny" else "textworld"  # which equal each other: test_textworld.py
+    assert_same_play(game, parity.random_player(FAMILIES.index(family)), 40, other)
     plan = game["walkthrough"]
-    assert_same_play(game, lambda index, _: plan[index], len(plan))
+    assert_same_play(game, parity.follow(plan), len(plan), other)
 
 
 @needs_textworld
 @pytest.mark.slow
-def test_parity_with_textworld_in_an_odd_room():
-    assert_same_play(ODD_GAME, random_player(5), 80)
+@pytest.mark.parametrize("other", ["pip", "textworld"])
+def test_parity_with_textworld_in_an_odd_room(other):
+    assert_same_play(ODD_GAME, parity.random_player(5), 80, other)
     plan = ["go to shelf 2", "open drawer 1", "use desklamp 1", "look", "take apple 2 from shelf 2", "examine apple 2"]
     plan += [
         "move apple 2 to drawer 1",
@@ -129,7 +107,7 @@ def test_parity_with_textworld_in_an_odd_room():
     ]
     plan += ["go to drawer 1", "move apple 2 to drawer 1", "look", "take bowl 1 from shelf 2", "examine bowl 1"]
     plan += ["take trinket  from drawer 1", "help"]
-    assert_same_play(ODD_GAME, lambda index, _: plan[index], len(plan))
+    assert_same_play(ODD_GAME, parity.follow(plan), len(plan), other)
 
 
 def kitchen() -> dict:
@@ -160,7 +138,7 @@ def test_admissible_commands_are_sorted_unique_and_carried_out():
 
 
 @pytest.mark.parametrize(
-    "command", [*[c for c in ODD_COMMANDS if c.strip() != "look"], None, 3, b"look", ["look"], "x" * 5000]
+    "command", [*[c for c in parity.ODD_COMMANDS if c.strip() != "look"], None, 3, b"look", ["look"], "x" * 5000]
 )
 def test_inadmissible_commands_change_nothing(command):
     game, twin = engine.make(kitchen()), engine.make(kitchen())

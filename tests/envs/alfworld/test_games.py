@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from envs.alfworld import engine, games, generate
+from envs.alfworld import engine, games, generate, manifest
 from envs.alfworld.problem import CorruptGame
 
 GRAMMAR = """grammar :: {{"task": [{{"rhs": "Your task is to: {goal}."}}]}};
@@ -88,6 +89,54 @@ def test_missing_data_says_how_to_get_it(tmp_path, missing: str):
         games.list_games(root, "seen")
     message = str(caught.value)
     assert str(root / "valid_seen") in message and "json_2.1.2_tw-pddl.zip" in message and "generated games" in message
+
+
+def test_the_variable_names_the_games_and_what_they_were_unpacked_into(tmp_path, monkeypatch):
+    monkeypatch.delenv(games.DATA_VARIABLE, raising=False)
+    with pytest.raises(
+        FileNotFoundError, match=r"ALFWORLD_DATA is not set\. Download the games with: export ALFWORLD_DATA="
+    ):
+        games.list_games(None, "train")
+    paths = fill(tmp_path / "json_2.1.1", 6)
+    monkeypatch.setenv(games.DATA_VARIABLE, str(tmp_path))
+    listed = games.list_games(None, "train")
+    assert [game.path for game in listed] == sorted(paths)
+    assert games.list_games(tmp_path, "train") == games.list_games(tmp_path / "json_2.1.1", "train") == listed
+    assert {task.id.split("/")[0] for task in games.load_tasks(None, "train")[0]} == {"train"}
+
+
+def test_fractions_are_nested_and_fair_to_families(tmp_path):
+    tasks = [task for task in generate.make_tasks("train", 90, "tiny") if task.family != games.FAMILIES[0]]
+    tasks += generate.make_tasks("train", 12, "tiny")[::6]  # two games of the first family
+    for seed in (0, 1):
+        subsets = [games.fraction_of(tasks, share, seed) for share in (0.2, 0.4, 0.6, 0.8, 1.0)]
+        assert subsets[-1] == tasks
+        for smaller, larger in pairwise(subsets):
+            assert {task.id for task in smaller} < {task.id for task in larger}
+        for share, subset in zip((3, 6, 9, 12, 15), subsets, strict=True):
+            counts = [sum(task.family == family for task in subset) for family in games.FAMILIES]
+            assert counts[1:] == [share] * 5 and counts[0] == (1 if share < 9 else 2)
+            assert [task for task in tasks if task in subset] == subset
+    assert games.fraction_of(tasks, 0.2, 0) != games.fraction_of(tasks, 0.2, 1)
+    assert games.fraction_of(tasks[::-1], 0.2, 0) == games.fraction_of(tasks, 0.2, 0)[::-1]
+
+
+def test_a_manifest_knows_content_not_places(tmp_path):
+    for place in ("one", "other"):
+        fill(tmp_path / place, 6)
+    one, other = (manifest.of_games(games.load_tasks(tmp_path / place, "train")[0]) for place in ("one", "other"))
+    assert one == other and one["count"] == len(one["games"]) == 6
+    path = games.list_games(tmp_path / "other", "train")[2].path
+    path.write_text(path.read_text() + " ")
+    changed = manifest.of_games(games.load_tasks(tmp_path / "other", "train")[0])
+    assert changed["sha256"] != one["sha256"] and changed["games"].keys() == one["games"].keys()
+    with pytest.raises(manifest.ManifestError, match="1 of 6 games are not those of the run, first train/"):
+        manifest.check_same(one, changed, "games")
+    fewer = manifest.of_games(games.load_tasks(tmp_path / "one", "train")[0][:4])
+    assert manifest.check_same(one, fewer, "games") == 4 and fewer["sha256"] != one["sha256"]
+    generated = generate.make_tasks("seen", 6)
+    assert manifest.of_games(generated) == manifest.of_games(generate.make_tasks("seen", 6))
+    assert manifest.of_games(generated)["sha256"] != manifest.of_games(generate.make_tasks("seen", 6, "tiny"))["sha256"]
 
 
 def test_unknown_split(tmp_path):

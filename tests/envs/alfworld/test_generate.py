@@ -199,6 +199,22 @@ def test_written_games_are_played_by_both_engines(tmp_path, capsys):
 
 
 @needs_alfworld
+def test_all_splits_at_once_and_requests_that_cannot_be_met(tmp_path, capsys):
+    generate.main([f"--out={tmp_path}", "--games=7", "--size=tiny", "--split=all"])
+    for split in generate.FIRST_SEED:
+        listed = games.list_games(tmp_path, split)
+        assert len(listed) == 7 and all(engine.engine_for(game.path) == "native" for game in listed)
+    (tmp_path / "file").write_text("")
+    for arguments, message in (
+        (["--games=0"], "count must be between"),
+        ([f"--out={tmp_path / 'file'}"], "Not a directory"),
+    ):
+        with pytest.raises(SystemExit):
+            generate.main([f"--out={tmp_path}", "--games=1", *arguments])
+        assert message in capsys.readouterr().err
+
+
+@needs_alfworld
 def test_write_game_is_repeatable(tmp_path):
     game = generate.make_game(FAMILIES[0], 4)
     path = generate.write_game(game, tmp_path)
