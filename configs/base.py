@@ -77,7 +77,8 @@ def _rollout() -> ConfigDict:
     rollout.temperature = 1.0  # sampling temperature of training episodes
     rollout.max_response_tokens = 512  # tokens of a response, end token included
     rollout.max_prompt_tokens = 2048  # tokens of a prompt; a longer one loses its oldest turns and is counted
-    rollout.batch = 64  # requests in one decode call
+    rollout.batch = 64  # requests decoded together; each takes cache for the longest prompt and response
+    rollout.analysis_batch = 8  # the same for requests of the analyzer, whose slots are longer
     rollout.prompt_bucket = 32  # prompt lengths are padded up to a multiple of this many tokens, to compile rarely
     # "off" | "mask" = groups of equal rewards are left out of the loss | "dynamic" = and replaced by new ones
     rollout.group_filter = "off"  # which groups the update learns from
@@ -100,6 +101,7 @@ def _hindsight() -> ConfigDict:
     hindsight.control = "none"  # instead of each skill: "none" = itself | "wrong_skill" = another task's | "placebo"
     hindsight.max_analysis_tokens = 16384  # tokens of the prompt that shows an episode to the analyzer
     hindsight.max_skill_tokens = 256  # tokens the analyzer may write, and that a skill may add to a prompt
+    hindsight.stop_json = False  # stop the analyzer at the brace that closes the first JSON object of its answer
     hindsight.min_words = 3  # a skill of fewer words is dropped and counted
     # "after_task_line" | "user_prefix" = first in the user message | "system" = as system message
     # | "before_template" = before the whole chat

@@ -35,6 +35,7 @@ def get_config(variant: str = "seed") -> ConfigDict:
     config.env.train_tasks = 1440 if long else 720
     config.rollout.max_response_tokens = 20
     config.rollout.max_prompt_tokens = 140
+    config.rollout.analysis_batch = 64
     config.hindsight.max_analysis_tokens = 288
     config.hindsight.max_skill_tokens = 40
     config.hindsight.library = str(base.SKILLS / "alfworld_compact")  # in the small model's vocabulary

@@ -154,6 +154,7 @@ class _Request(NamedTuple):
     """To a worker: build the game if asked to, play the commands, answer with the last observation.
 
     ahead: build it for a later request, and do not answer.
+    wanted: the caller waits for the answer; False for a game that is only built again
     """
 
     slot: int
@@ -161,6 +162,7 @@ class _Request(NamedTuple):
     source: Any
     commands: tuple[str, ...]
     ahead: bool = False
+    wanted: bool = True
 
 
 @dataclass(eq=False)
@@ -171,12 +173,19 @@ class _Worker:
     ready: bool = False
     failed_starts: int = 0
     built: int = 0  # games
-    requests: list[_Request] = field(default_factory=list)  # to send when it is ready
-    pending: list[int] = field(default_factory=list)  # slots it has to answer, in order
+    requests: list[_Request] = field(default_factory=list)  # to send when it is ready and has answered all others
+    pending: list[_Request] = field(default_factory=list)  # sent and not answered, in order
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.pending or self.requests)
 
 
 class WorkerPool:
-    """Slot s runs in worker s modulo the number of workers. One message a worker and call; one answer a slot."""
+    """Slot s runs in worker s modulo the number of workers. One answer a slot.
+
+    Beside `open` and `step`, which wait for all answers: `begin` and `send` ask, `poll` returns what has been answered.
+    """
 
     def __init__(
         self, factory: Factory | str, workers: int, step_timeout_s: float, max_restarts: int, recycle_after: int
@@ -186,35 +195,72 @@ class WorkerPool:
         self._max_restarts = max_restarts
         self._recycle_after = recycle_after
         self._running: dict[int, _Running] = {}
+        self._owed: set[int] = set()  # slots whose answer the caller has not got yet
         self._stats = {"restarts": 0, "timeouts": 0, "recycled": 0, "errors": 0}
         self._workers = [self._spawn() for _ in range(workers)]
 
     def open(self, slots: Sequence[int], tasks: Sequence[Task]) -> list[Obs | EnvError]:
+        self.begin(slots, tasks)
+        return self._answers(slots)
+
+    def step(self, slots: Sequence[int], commands: Sequence[str]) -> list[Obs | EnvError]:
+        self.send(slots, commands)
+        return self._answers(slots)
+
+    def begin(self, slots: Sequence[int], tasks: Sequence[Task]) -> None:
+        """As `open`, without waiting. Answers that are still owed, from an interrupted round of games, are given up."""
         _check_distinct(slots)
         for slot, task in zip(slots, tasks, strict=True):
             self._running[slot] = _Running(task)
+        self._owed = set(slots)
         requests = [_Request(slot, True, task.source, ()) for slot, task in zip(slots, tasks, strict=True)]
-        return self._answers(slots, requests)
+        for worker, mine in self._by_worker(requests):
+            if worker.busy:
+                self._restart(worker, "has answers that nobody waits for", blamed=None)
+            elif worker.built >= self._recycle_after and worker.process.is_alive():
+                self._recycle(worker)
+            else:
+                self._ask(worker, mine)
 
-    def step(self, slots: Sequence[int], commands: Sequence[str]) -> list[Obs | EnvError]:
+    def send(self, slots: Sequence[int], commands: Sequence[str]) -> None:
+        """As `step`, without waiting: each slot's answer comes from `poll`."""
         _check_distinct(slots)
         _check_open(slots, self._running)
+        again = self._owed.intersection(slots)  # a call was interrupted: the answer to its command may still come
         requests = []
         for slot, command in zip(slots, commands, strict=True):
             game = self._running[slot]
             if game.error is None:
                 game.asked, game.waiting = (command,), True
                 requests.append(_Request(slot, False, None, game.asked))
-        return self._answers(slots, requests)
+        self._owed |= set(slots)
+        for worker, mine in self._by_worker(requests):
+            if again.intersection(request.slot for request in mine):
+                self._restart(worker, "was asked again before it had answered", blamed=None)
+            else:
+                self._ask(worker, mine)
 
     def prefetch(self, slots: Sequence[int], tasks: Sequence[Task]) -> None:
         _check_distinct(slots)
         requests = [_Request(s, True, task.source, (), ahead=True) for s, task in zip(slots, tasks, strict=True)]
         for worker, mine in self._by_worker(requests):
-            if worker.ready and not worker.pending:
+            if worker.ready and not worker.busy:
                 worker.built += len(mine)
                 with contextlib.suppress(OSError):  # it has died: the next call finds that out
                     worker.connection.send(mine)
+
+    def poll(self, wait_for_one: bool = True) -> list[tuple[int, Obs | EnvError]]:
+        """What has been answered since the last call, at least one answer if one is owed and `wait_for_one`."""
+        results: dict[int, Obs] = {}
+        while True:
+            lost = [slot for slot in self._owed if self._running[slot].error is not None]
+            waits = wait_for_one and bool(self._owed) and not (results or lost)
+            if not self._receive_all(results, waits) and not waits:
+                break
+        lost = sorted(slot for slot in self._owed if self._running[slot].error is not None)
+        answers = [*results.items(), *((slot, self._forget(slot)) for slot in lost)]
+        self._owed -= {slot for slot, _ in answers}
+        return answers
 
     def stats(self) -> dict[str, int]:
         return dict(self._stats)
@@ -222,35 +268,35 @@ class WorkerPool:
     def close(self) -> None:
         """Ends all workers and waits for them. May be called again."""
         for worker in self._workers:
-            if not worker.pending and worker.process.is_alive():
+            if not worker.busy and worker.process.is_alive():
                 try:
                     worker.connection.send(None)
                 except OSError:
                     continue  # it has just died
         for worker in self._workers:
-            worker.process.join(0 if worker.pending else STOP_TIMEOUT_S)
+            worker.process.join(0 if worker.busy else STOP_TIMEOUT_S)
             _end(worker)
         self._workers, self._running = [], {}
 
-    def _answers(self, slots: Sequence[int], requests: list[_Request]) -> list[Obs | EnvError]:
-        results: dict[int, Obs] = {}
-        for worker, mine in self._by_worker(requests):
-            if worker.pending or not worker.process.is_alive():  # an interrupted call, or a death between calls
-                self._restart(worker, "died between two calls", blamed=None)
-            elif mine[0].build and worker.built >= self._recycle_after:
-                self._recycle(worker)
-            else:
-                self._send(worker, mine)
-        while busy := [worker for worker in self._workers if worker.pending]:
-            timeout_s = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-            readable = wait([worker.connection for worker in busy], timeout_s)
-            for worker in busy:
-                if worker.connection in readable:
-                    self._receive(worker, results)
-                elif time.monotonic() > worker.deadline and not worker.connection.poll():
-                    self._stats["timeouts"] += 1
-                    self._restart(worker, "timed out", blamed=worker.pending[0])
-        return [results[slot] if slot in results else self._forget(slot) for slot in slots]
+    def _answers(self, slots: Sequence[int]) -> list[Obs | EnvError]:
+        """Of all `slots`, in their order. Others' answers are not expected here."""
+        answers: dict[int, Obs | EnvError] = {}
+        while any(slot not in answers for slot in slots):
+            answers.update(self.poll())
+        return [answers[slot] for slot in slots]
+
+    def _receive_all(self, results: dict[int, Obs], waits: bool) -> bool:
+        """One look at the busy workers, until one speaks or its time is up if `waits`. Returns whether any had."""
+        busy = [worker for worker in self._workers if worker.busy]
+        timeout_s = max(0.0, min(worker.deadline for worker in busy) - time.monotonic()) if waits and busy else 0.0
+        readable = wait([worker.connection for worker in busy], timeout_s)
+        for worker in busy:
+            if worker.connection in readable:
+                self._receive(worker, results)
+            elif time.monotonic() > worker.deadline and not worker.connection.poll():
+                self._stats["timeouts"] += 1
+                self._restart(worker, "timed out", blamed=worker.pending[0].slot if worker.pending else None)
+        return bool(readable)
 
     def _by_worker(self, requests: list[_Request]) -> list[tuple[_Worker, list[_Request]]]:
         mine: dict[int, list[_Request]] = {}
@@ -263,11 +309,19 @@ class WorkerPool:
         assert error is not None  # a slot without an answer is a lost one
         return error
 
-    def _send(self, worker: _Worker, requests: list[_Request]) -> None:
-        worker.pending = [request.slot for request in requests]
-        if not worker.ready:
-            worker.requests = requests
+    def _ask(self, worker: _Worker, requests: list[_Request]) -> None:
+        if requests and not worker.busy and not worker.process.is_alive():
+            self._restart(worker, "died between two calls", blamed=None)  # which also asks what was asked now
             return
+        worker.requests += requests
+        self._send(worker)
+
+    def _send(self, worker: _Worker) -> None:
+        """One message at a time: a worker that writes answers does not read, and pipes have an end."""
+        if not worker.ready or worker.pending or not worker.requests:
+            return
+        requests, worker.requests = worker.requests, []
+        worker.pending = list(requests)
         worker.deadline = time.monotonic() + self._step_timeout_s
         worker.built += sum(request.build for request in requests)
         try:
@@ -279,21 +333,21 @@ class WorkerPool:
         try:
             kind, content = worker.connection.recv()
         except (EOFError, OSError):
-            self._restart(worker, "died", blamed=worker.pending[0])
+            self._restart(worker, "died", blamed=worker.pending[0].slot if worker.pending else None)
             return
         worker.deadline = time.monotonic() + self._step_timeout_s
         if kind == "ready":
             worker.ready, worker.failed_starts = True, 0
-            self._send(worker, worker.requests)
         elif kind in ("obs", "error"):
-            slot = worker.pending.pop(0)
-            game = self._running[slot]
+            request = worker.pending.pop(0)
+            slot, game = request.slot, self._running[request.slot]
             if kind == "error":
                 self._lose(game, content)
-            elif game.waiting:
+            elif request.wanted:
                 game.commands += game.asked
                 game.asked, game.waiting = (), False
                 results[slot] = content
+        self._send(worker)
 
     def _lose(self, game: _Running, reason: str) -> None:
         self._stats["errors"] += 1
@@ -329,13 +383,13 @@ class WorkerPool:
         self._workers[index] = replacement = self._spawn()
         replacement.failed_starts = failed_starts
         requests = [
-            _Request(slot, True, game.task.source, (*game.commands, *game.asked))
+            _Request(slot, True, game.task.source, (*game.commands, *game.asked), wanted=game.waiting)
             for slot, game in self._running.items()
             if slot % len(self._workers) == index and game.error is None
         ]
         # The suspect comes first: if it kills this worker too, the others have not been replayed in vain.
         requests.sort(key=lambda request: request.slot != blamed)
-        self._send(replacement, requests)
+        self._ask(replacement, requests)
 
     def _spawn(self) -> _Worker:
         context = multiprocessing.get_context("spawn")

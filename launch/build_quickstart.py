@@ -195,7 +195,7 @@ def measure(directory: Path, panels: dict[str, list[Task]]) -> dict:
     tokenizer = tok.load_tokenizer(directory)
     spec, params = hf.load(directory)
     sampler = Sampler(spec, tokenizer.eos_token_id, seed=0, mesh=sharding.make_mesh())
-    sampler.params = params
+    sampler.load(params)
     config = quickstart.get_config()
     world = World(DOMAIN, make_pool(FACTORY), config.env.max_steps, config.env.history)
     results: dict = {}

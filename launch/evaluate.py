@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from absl import app, flags
 from ml_collections import config_flags
 
@@ -37,7 +36,7 @@ from seed_jax.report.paired import ComparisonError, compare, format_comparison
 from seed_jax.report.panel import format_panel, outcomes
 from seed_jax.runtime.checkpoint import CheckpointError
 from seed_jax.runtime.logging import TurnProgress, append_jsonl, jsonable, write_whole
-from seed_jax.sampler.engine import Sampler
+from seed_jax.sampler.engine import sampler_of
 from seed_jax.served import CharacterTokenizer, ServedSampler
 from seed_jax.train.export import is_run, open_checkpoint
 from seed_jax.train.metrics import episode_record
@@ -246,16 +245,8 @@ def _local(config) -> Policy:
         model_dir = hf.resolve(_CHECKPOINT.value)
         spec, params = hf.load(model_dir, mesh)
     tokenizer = tok.load_tokenizer(model_dir, config.rollout.thinking)
-    sampler = Sampler(
-        spec,
-        tokenizer.eos_token_id,
-        seed=config.eval.seed,
-        batch=config.rollout.batch,
-        prompt_bucket=config.rollout.prompt_bucket,
-        mesh=mesh,
-    )
-    dtype = jnp.dtype(config.model.dtype)
-    sampler.params = jax.block_until_ready(sharding.reshard(params, spec, mesh, "decode", dtype))
+    sampler = sampler_of(config, spec, tokenizer, mesh)
+    sampler.load(params)
     return Policy(sampler, tokenizer, record, workdir)
 
 

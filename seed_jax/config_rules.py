@@ -63,6 +63,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "rollout.max_response_tokens": 1,
     "rollout.max_prompt_tokens": 1,
     "rollout.batch": 1,
+    "rollout.analysis_batch": 1,
     "rollout.prompt_bucket": 1,
     "rollout.max_rounds": 1,
     "adv.overlong_buffer": 0,
@@ -123,7 +124,7 @@ NOT_NEGATIVE = (
 FRACTIONS = ("adv.shape_clip", "loss.clip_low", "optim.b1", "optim.b2")
 SHARES = ("env.data_fraction", "adv.gamma", "adv.anchor_similarity", "distill.ema_rate")
 NAMES = ("method", "model.init", "env.name", "env.data", "env.size")
-SWITCHES = ("rollout.require_think", "log.tensorboard")
+SWITCHES = ("rollout.require_think", "hindsight.stop_json", "log.tensorboard")
 TEXTS = ("hindsight.library", "hindsight.api_url", "hindsight.api_model")  # may be empty
 OTHER = (
     "mesh.fsdp",

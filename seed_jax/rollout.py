@@ -1,10 +1,12 @@
-"""Sampler x environment pool -> episodes. Turn by turn: every live episode is prompted, decoded and stepped;
-finished ones drop out."""
+"""Sampler x environment pool -> episodes. Every episode goes at its own pace: its next prompt is submitted as soon as
+its environment has answered, its command is sent as soon as the reply is complete."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from seed_jax import tokenizer as tok
@@ -38,6 +40,45 @@ def prefetch(world: World, tasks: Sequence[Any], group: int) -> None:
     world.pool.prefetch(list(range(len(slots))), slots)
 
 
+class Answers:
+    """What the environments have answered. A pool with `begin`, `send` and `poll` is asked without waiting; one that
+    runs its games here (`open` and `step` only) answers at once, and its answers are kept until they are polled."""
+
+    def __init__(self, pool: Any):
+        self.pool, self.asynchronous = pool, hasattr(pool, "poll")
+        self.owed, self.seconds = 0, 0.0
+        self._ready: list[tuple[int, Any]] = []
+
+    def begin(self, slots: Sequence[int], tasks: Sequence[Any]) -> None:
+        self._ask("begin", "open", slots, tasks)
+
+    def send(self, slots: Sequence[int], commands: Sequence[str]) -> None:
+        self._ask("send", "step", slots, commands)
+
+    def poll(self, wait: bool) -> list[tuple[int, Any]]:
+        """(slot, observation or error), by slot; if `wait`, at least one as long as one is owed."""
+        if self.asynchronous and self.owed:
+            with self._timed():
+                self._ready = self.pool.poll(wait)
+        ready, self._ready = sorted(self._ready, key=lambda answer: answer[0]), []
+        self.owed -= len(ready)
+        return ready
+
+    def _ask(self, ask: str, ask_and_wait: str, slots: Sequence[int], what: Sequence[Any]) -> None:
+        self.owed += len(slots)
+        with self._timed():
+            if self.asynchronous:
+                getattr(self.pool, ask)(slots, what)
+            else:
+                self._ready += zip(slots, getattr(self.pool, ask_and_wait)(slots, what), strict=True)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - start
+
+
 def play(
     sampler,
     tokenizer,
@@ -52,57 +93,85 @@ def play(
     counts: Counter | None = None,
     skills: Any = None,
     share: float = 0.0,
+    analysis: Any = None,
     on_turn: Callable[[int, int], None] = lambda step, live: None,
 ) -> list[Episode]:
     """Plays every task `group` times. Episode i belongs to task i // group and is sampled with the keys (stream, i,
-    turn).
+    turn), so it does not depend on when the environments answer.
 
     skills: the run's `Skills`, with which `share` of every group's episodes are played; each episode's skill is found
     once and stays in `given`. An episode whose environment fails for good carries `error` and no further turns.
-    Counts: prompt_truncated, given_overflow, env_errors.
+    analysis: an `Analysis`, asked about each episode as it ends, while others are still played; its answers that are
+    not in by the end stay with it.
+    on_turn(turn, episodes under way) is called when the first episode comes to a turn.
+    Counts: prompt_truncated, given_overflow, env_errors; and of the sampler and the clock: new_tokens, slot_steps,
+    env_wait_s (in calls of the pool), play_s.
     """
     counts = Counter() if counts is None else counts
     slots = [task for task in tasks for _ in range(group)]
-    observations = world.pool.open(list(range(len(slots))), slots)
-    episodes, current = [], {}
-    for index, (task, observation) in enumerate(zip(slots, observations, strict=True)):
-        episode = Episode(task_id=task.id, family=task.family, goal=task.goal, group=index // group, index=index)
-        episodes.append(episode)
-        if share:
-            skills.give(episode, index % group, share)
-        _arrive(episode, observation, current, counts)
-    for step in range(world.max_steps):
-        live = sorted(current)
-        if not live:
-            break
-        on_turn(step, len(live))
-        prompts, ids = _prompts(tokenizer, world, episodes, current, live, max_prompt_tokens, counts)
-        _insert_given(skills, [episodes[index] for index in live], prompts, ids, max_prompt_tokens, counts)
-        replies = sampler.generate(ids, params, [(stream, index, step) for index in live], seed=seed)
-        commands = []
-        for index, prompt, prompt_ids, reply in zip(live, prompts, ids, replies, strict=True):
-            turn = _turn(tokenizer, world.domain, current[index], prompt, prompt_ids, reply)
-            episodes[index].turns.append(turn)
-            commands.append(turn.command or "")
-        for index, observation in zip(live, world.pool.step(live, commands), strict=True):
-            episodes[index].turns[-1].result = getattr(observation, "text", "")
-            _arrive(episodes[index], observation, current, counts)
+    episodes = [
+        Episode(task_id=task.id, family=task.family, goal=task.goal, group=index // group, index=index)
+        for index, task in enumerate(slots)
+    ]
+    if share:
+        for episode in episodes:
+            skills.give(episode, episode.index % group, share)
+    start, before = time.perf_counter(), Counter(sampler.stats)
+    answers, current, reached = Answers(world.pool), {}, -1
+    asked: dict[int, tuple[int, str, list[int]]] = {}  # handle -> episode, prompt and its ids
+    try:
+        answers.begin(list(range(len(slots))), slots)
+        while answers.owed or asked:
+            arrived = []
+            for index, observation in answers.poll(wait=not sampler.pending):
+                if _arrive(episodes[index], observation, current, counts, world.max_steps):
+                    arrived.append(index)
+                elif analysis is not None:
+                    analysis.ask(episodes[index])
+            prompts, ids = _prompts(tokenizer, world, episodes, current, arrived, max_prompt_tokens, counts)
+            _insert_given(skills, [episodes[index] for index in arrived], prompts, ids, max_prompt_tokens, counts)
+            for index, prompt, prompt_ids in zip(arrived, prompts, ids, strict=True):
+                key = sampler.key((stream, index, len(episodes[index].turns)), seed)
+                asked[sampler.submit(prompt_ids, params, key)] = (index, prompt, prompt_ids)
+            furthest = max((len(episodes[index].turns) for index in current), default=-1)
+            if furthest > reached:
+                reached = furthest
+                on_turn(furthest, len(current))
+            moved = {}
+            for handle, reply in sampler.step() if sampler.pending else ():
+                if handle in asked:
+                    index, prompt, prompt_ids = asked.pop(handle)
+                    turn = _turn(tokenizer, world.domain, current[index], prompt, prompt_ids, reply)
+                    episodes[index].turns.append(turn)
+                    moved[index] = turn.command or ""
+                else:
+                    analysis.take(handle, reply)
+            if moved:
+                answers.send(sorted(moved), [moved[index] for index in sorted(moved)])
+    except BaseException:
+        sampler.abort_all()
+        raise
+    counts.update({name: sampler.stats[name] - before[name] for name in ("new_tokens", "slot_steps")})
+    counts.update({"env_wait_s": answers.seconds, "play_s": time.perf_counter() - start})
     return episodes
 
 
-def _arrive(episode: Episode, observation, current: dict, counts: Counter) -> None:
-    """Takes in what the environment answered: the episode goes on, is over, or is lost."""
+def _arrive(episode: Episode, observation, current: dict, counts: Counter, max_steps: int) -> bool:
+    """Takes in what the environment answered; returns whether the episode goes on. If not it is over, or lost."""
     current.pop(episode.index, None)
     if isinstance(observation, Exception):
         episode.error = str(observation)
         counts["env_errors"] += 1
-        return
+        return False
     episode.reward += observation.reward
     if episode.turns:
+        episode.turns[-1].result = observation.text
         episode.turns[-1].reward = observation.reward
     episode.won = observation.won
-    if not observation.done:
-        current[episode.index] = observation
+    if observation.done or len(episode.turns) == max_steps:
+        return False
+    current[episode.index] = observation
+    return True
 
 
 def _prompts(tokenizer, world: World, episodes, current, live, max_tokens: int, counts: Counter):

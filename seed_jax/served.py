@@ -7,6 +7,7 @@ unchanged. Nothing can be trained from that, but a panel can be played.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,25 +32,45 @@ class CharacterTokenizer:
 
 
 class ServedSampler:
-    """`generate` as the sampler has it, by a chat service. A request that fails for good is an error: panels have no
-    gaps."""
+    """`submit` and `step` as the sampler has them, by a chat service: a step asks all that waits, and waits for all. A
+    request that fails for good is an error: panels have no gaps."""
 
     def __init__(self, client: Client):
         self.client = client
+        self.stats: Counter = Counter()
+        self._waiting: dict[int, tuple[str, SamplingParams, int]] = {}
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        paths: Sequence[tuple[int, int, int]],
-        *,
-        seed: int = 0,
-    ) -> list[Completion]:
-        """paths: as for the sampler; with `seed` they determine the seed that is sent with each request."""
-        texts = ["".join(map(chr, prompt)) for prompt in prompts]
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
+
+    def key(self, path: Sequence[int], seed: int | None = None) -> int:
+        """The seed that is sent with the request (stream, episode, turn)."""
+        return _seed(0 if seed is None else seed, *path)
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams, key: int) -> int:
+        handle = self.stats["requests"]
+        self.stats["requests"] += 1
+        self._waiting[handle] = ("".join(map(chr, prompt)), params, key)
+        return handle
+
+    def abort_all(self) -> None:
+        self._waiting = {}
+
+    def step(self) -> list[tuple[int, Completion]]:
+        asked, self._waiting = self._waiting, {}
+        by_budget: dict[int, list[int]] = {}
+        for handle, (_, params, _) in asked.items():
+            by_budget.setdefault(params.max_tokens, []).append(handle)
+        return [pair for budget, handles in by_budget.items() for pair in self._ask(budget, handles, asked)]
+
+    def _ask(self, budget: int, handles: list[int], asked: dict) -> list[tuple[int, Completion]]:
         # A service may take other defaults from the model's generation config; of these only top_p is in the protocol.
-        fields = [{"temperature": params.temperature, "top_p": 1.0, "seed": _seed(seed, *path)} for path in paths]
-        answers = self.client.ask(texts, params.max_tokens, fields, reasoning=True)
+        fields = [
+            {"temperature": params.temperature, "top_p": params.top_p, "seed": key}
+            for _, params, key in (asked[handle] for handle in handles)
+        ]
+        answers = self.client.ask([asked[handle][0] for handle in handles], budget, fields, reasoning=True)
         failed = sum(finish == "failed" for _, finish in answers)
         if failed:
             raise ClientError(
@@ -57,8 +78,8 @@ class ServedSampler:
                 f"{self.client.retries + 1} attempts of up to {self.client.timeout_s:g} s; is the service up?"
             )
         return [
-            Completion([ord(character) for character in text], np.full(len(text), np.nan, np.float32), finish)
-            for text, finish in answers
+            (handle, Completion([ord(letter) for letter in text], np.full(len(text), np.nan, np.float32), finish))
+            for handle, (text, finish) in zip(handles, answers, strict=True)
         ]
 
 

@@ -9,23 +9,34 @@ import numpy as np
 
 
 class SamplingParams(NamedTuple):
-    """How one request is decoded. `temperature == 0` is greedy."""
+    """How one request is decoded.
+
+    temperature: 0 is greedy; top_k, top_p, min_p: filters, applied in this order after the temperature, off by default
+    stop: texts that end the reply once they are in it; stop_json: so does the brace that closes its first JSON object
+    """
 
     max_tokens: int
     temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_json: bool = False
 
 
 class Completion(NamedTuple):
     """What the sampler returns for one request.
 
     tokens: sampled ids, the end token included when it was reached, [n]
-    logprobs: log-probability of each sampled token at temperature 1, [n]
-    finish: "stop" (end token) or "length" (budget exhausted)
+    logprobs: log-probability of each sampled token at temperature 1 and without filters, [n]
+    finish: "stop" (end token or stop text), "length" (budget exhausted) or "aborted"
+    sampled_logprobs: log-probabilities in the distribution that was sampled, filters and temperature applied, [n]
     """
 
     tokens: list[int]
     logprobs: np.ndarray
     finish: str
+    sampled_logprobs: np.ndarray | None = None
 
 
 class Skill(NamedTuple):

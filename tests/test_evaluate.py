@@ -10,11 +10,11 @@ import pytest
 from envs.alfworld.domain import AlfworldDomain
 from envs.alfworld.generate import make_tasks
 from envs.pool import make_pool
-from seed_jax import tokenizer as tok
 from seed_jax.evaluate import EVAL_STREAM, REPEAT_STRIDE, evaluate, reference_draws, summarize
 from seed_jax.rollout import World
-from seed_jax.types import Completion, Episode, SamplingParams, Turn
+from seed_jax.types import Episode, SamplingParams, Turn
 from tests import tiny
+from tests.scripted import ScriptedSampler
 
 
 def episode(family: str, won: bool, turns: list[tuple[bool, bool]]) -> Episode:
@@ -81,36 +81,33 @@ def test_reference_draws_are_its_environments_own_next_games():
 
 
 def test_success_is_the_environments_own_and_keys_depend_on_the_place_in_the_panel():
-    panel, calls = make_tasks("seen", 4), []
+    panel = make_tasks("seen", 4)
 
-    class Winner:
-        def generate(self, prompts, params, paths, *, seed):
-            calls.append((params, paths, seed))
-            commands = [panel[i].source["walkthrough"] if i != 1 else ["look"] * 9 for _, i, _ in paths]
-            texts = [
-                f"<think> </think> <action> {c[t]} </action>" for c, (_, _, t) in zip(commands, paths, strict=True)
-            ]
-            ids = [tok.encode_response(tiny.tokenizer(), text) for text in texts]
-            return [Completion(one, np.zeros(len(one), np.float32), "stop") for one in ids]
+    def reply(path):
+        _, index, turn = path
+        command = panel[index].source["walkthrough"][turn] if index != 1 else "look"
+        return f"<think> </think> <action> {command} </action>"
 
+    winner = ScriptedSampler(reply)
     world = World(AlfworldDomain("compact"), make_pool("envs.alfworld.engine:make"), 8, 4)
     result, episodes = evaluate(
-        Winner(), tiny.tokenizer(), world, panel, temperature=0.4, max_tokens=20, max_prompt_tokens=300, seed=9
+        winner, tiny.tokenizer(), world, panel, temperature=0.4, max_tokens=20, max_prompt_tokens=300, seed=9
     )
     assert [e.won for e in episodes] == [True, False, True, True]
     assert (result["success_rate"], result["temperature"], result["games"]) == (0.75, 0.4, 4)
-    for step, (params, paths, seed) in enumerate(calls):
-        assert params == SamplingParams(20, 0.4) and seed == 9
-        assert all(stream == EVAL_STREAM and turn == step for stream, _, turn in paths)
-    assert [index for _, index, _ in calls[0][1]] == [0, 1, 2, 3]
+    for step, asked in enumerate(winner.rounds):
+        for _, params, (stream, _, turn), seed in asked:
+            assert params == SamplingParams(20, 0.4) and seed == 9
+            assert stream == EVAL_STREAM and turn == step
+    assert [index for _, _, (_, index, _), _ in winner.rounds[0]] == [0, 1, 2, 3]
 
-    calls.clear()
+    winner.rounds.clear()
     result, episodes = evaluate(
-        Winner(), tiny.tokenizer(), world, panel[:2], temperature=0.4, max_tokens=20, max_prompt_tokens=300, seed=9,
+        winner, tiny.tokenizer(), world, panel[:2], temperature=0.4, max_tokens=20, max_prompt_tokens=300, seed=9,
         repeats=3,
     )  # fmt: skip
     assert [e.task_id for e in episodes] == [task.id for task in panel[:2]] * 3
     assert [e.won for e in episodes] == [True, False] * 3
     assert (result["games"], result["episodes"], result["standard_error"]) == (2, 6, pytest.approx(0.5 / math.sqrt(2)))
-    streams = list(dict.fromkeys(stream for _, paths, _ in calls for stream, _, _ in paths))
+    streams = list(dict.fromkeys(stream for asked in winner.rounds for _, _, (stream, _, _), _ in asked))
     assert streams == [EVAL_STREAM + repeat * REPEAT_STRIDE for repeat in range(3)]

@@ -14,25 +14,11 @@ from envs.base import EnvError
 from envs.pool import make_pool
 from seed_jax import tokenizer as tok
 from seed_jax.rollout import World, play
-from seed_jax.types import Completion, SamplingParams, Skill
+from seed_jax.types import SamplingParams, Skill
 from tests import tiny
+from tests.scripted import ScriptedSampler
 
 TASKS = make_tasks("train", 3)
-
-
-class Scripted:
-    """A sampler that answers request (stream, episode, turn) with `reply(episode, turn)` and remembers its calls."""
-
-    def __init__(self, reply):
-        self.reply, self.calls = reply, []
-
-    def generate(self, prompts, params, paths, *, seed=None):
-        self.calls.append((prompts, params, paths, seed))
-        completions = []
-        for _, episode, turn in paths:
-            ids = tok.encode_response(tiny.tokenizer(), self.reply(episode, turn))
-            completions.append(Completion(ids, -np.arange(len(ids), dtype=np.float32), "stop"))
-        return completions
 
 
 def say(command: str) -> str:
@@ -54,7 +40,7 @@ def world(pool=None, style="compact", max_steps=12, history=4) -> World:
 
 
 def rollout(reply, tasks=TASKS, **options):
-    sampler, counts = Scripted(reply), Counter()
+    sampler, counts = ScriptedSampler(lambda path: reply(path[1], path[2])), Counter()
     arguments = {
         "group": 1,
         "params": SamplingParams(24),
@@ -82,18 +68,18 @@ def test_walkthroughs_win_and_finished_episodes_drop_out():
         assert [turn.command for turn in episode.turns] == task.source["walkthrough"]
         assert all(turn.valid and turn.admissible for turn in episode.turns)
     assert seen == [(step, sum(n > step for n in lengths)) for step in range(max(lengths))]
-    for step, (_, _, paths, _) in enumerate(sampler.calls):
-        assert paths == [(5, index, step) for index in range(6) if lengths[index] > step]
+    for step, asked in enumerate(sampler.rounds):
+        assert [path for _, _, path, _ in asked] == [(5, index, step) for index in range(6) if lengths[index] > step]
     assert counts["env_errors"] == counts["prompt_truncated"] == 0
 
 
 def test_a_turn_holds_what_was_read_and_written():
     (episode,), sampler, _ = rollout(follow(TASKS), TASKS[:1], seed=77, params=SamplingParams(24, 0.4))
     first, second = episode.turns[:2]
-    assert [call[1:] for call in sampler.calls] == [
-        (SamplingParams(24, 0.4), [(5, 0, step)], 77) for step in range(len(sampler.calls))
+    assert [request[1:] for (request,) in sampler.rounds] == [
+        (SamplingParams(24, 0.4), (5, 0, step), 77) for step in range(len(sampler.rounds))
     ]
-    assert first.prompt_ids == sampler.calls[0][0][0]
+    assert first.prompt_ids == sampler.rounds[0][0][0]
     assert first.prompt_ids == tok.encode_prompts(tiny.tokenizer(), [first.prompt])[0]
     assert first.response_ids[-1] == tiny.tokenizer().eos_token_id
     np.testing.assert_array_equal(first.logprobs, -np.arange(len(first.response_ids)))
@@ -106,7 +92,7 @@ def test_a_turn_holds_what_was_read_and_written():
 def test_step_limit_ends_an_episode_as_lost():
     episodes, sampler, _ = rollout(lambda episode, turn: say("look"), world=world(max_steps=2))
     assert all(not e.won and e.reward == 0 and len(e.turns) == 2 and e.error is None for e in episodes)
-    assert len(sampler.calls) == 2
+    assert len(sampler.rounds) == 2
 
 
 @pytest.mark.parametrize(
@@ -240,3 +226,104 @@ def test_given_skill_without_room_is_left_out_and_counted():
         size + 2 if size + 2 <= longest + 1 else size for size in sizes
     ]
     assert counts["given_overflow"] == sum(size + 2 > longest + 1 for size in sizes) > 0
+
+
+# -- at each one's own pace --------------------------------------------------------------------------------------------
+
+
+class SlowPool:
+    """Answers in an order of its own: `poll` returns some of what is owed, drawn with `seed`, the rest later."""
+
+    def __init__(self, seed: int):
+        self.pool, self.rng = make_pool("envs.alfworld.engine:make"), np.random.default_rng(seed)
+        self.ready, self.waited = [], 0
+
+    def begin(self, slots, tasks):
+        self.ready = list(zip(slots, self.pool.open(slots, tasks), strict=True))
+
+    def send(self, slots, commands):
+        self.ready += zip(slots, self.pool.step(slots, commands), strict=True)
+
+    def poll(self, wait):
+        self.waited += wait
+        count = int(self.rng.integers(wait, len(self.ready) + 1))
+        chosen = set(self.rng.permutation(len(self.ready))[:count].tolist())
+        answers = [answer for number, answer in enumerate(self.ready) if number in chosen]
+        self.ready = [answer for number, answer in enumerate(self.ready) if number not in chosen]
+        return answers
+
+
+class Unhurried(ScriptedSampler):
+    """Finishes some of what it was asked, the last request first."""
+
+    def step(self):
+        later = {handle: asked for handle, asked in list(self._waiting.items())[: len(self._waiting) // 2]}
+        self._waiting = {handle: asked for handle, asked in self._waiting.items() if handle not in later}
+        done = super().step()[::-1]
+        self._waiting = later
+        return done
+
+
+class Notes:
+    """An analysis: remembers how many episodes were under way when each was asked about."""
+
+    def __init__(self, sampler):
+        self.sampler, self.asked, self.taken = sampler, {}, []
+
+    def ask(self, episode):
+        handle = self.sampler.submit([1], SamplingParams(9), self.sampler.key((99, episode.index, 0)))
+        self.asked[handle] = (episode.index, len(episode.turns), episode.won)
+
+    def take(self, handle, completion):
+        self.taken.append(self.asked[handle][0])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_answers_in_any_order_give_the_same_episodes(seed):
+    expected, _, _ = rollout(follow(TASKS, 2), group=2)
+    pool, sampler, counts = SlowPool(seed), Unhurried(lambda path: follow(TASKS, 2)(path[1], path[2])), Counter()
+    live = []
+    episodes = play(
+        sampler, tiny.tokenizer(), world(pool), TASKS, group=2, params=SamplingParams(24), stream=5,
+        max_prompt_tokens=400, counts=counts, on_turn=lambda step, under_way: live.append((step, under_way)),
+    )  # fmt: skip
+    for one, other in zip(expected, episodes, strict=True):
+        assert [(t.prompt_ids, t.response_ids, t.result, t.reward) for t in one.turns] == [
+            (t.prompt_ids, t.response_ids, t.result, t.reward) for t in other.turns
+        ]
+        assert (one.won, one.reward) == (other.won, other.reward)
+    turns = [[turn for _, _, (_, _, turn), _ in asked] for asked in sampler.rounds]
+    assert any(len(set(asked)) > 1 for asked in turns), "episodes were in lock-step"
+    assert counts["env_wait_s"] > 0 and counts["play_s"] > counts["env_wait_s"]
+
+
+def test_episodes_are_analyzed_while_others_are_played():
+    reply = follow(TASKS, 2)
+    sampler = ScriptedSampler(lambda path: reply(path[1], path[2]) if path[0] == 5 else "look")
+    notes = Notes(sampler)
+    episodes = play(
+        sampler, tiny.tokenizer(), world(), TASKS, group=2, params=SamplingParams(24), stream=5, max_prompt_tokens=400,
+        analysis=notes,
+    )  # fmt: skip
+    assert sorted(notes.asked.values()) == [(e.index, len(e.turns), e.won) for e in episodes]
+    mixed = [{path[0] for _, _, path, _ in asked} for asked in sampler.rounds]
+    assert {5, 99} in mixed
+    assert len(notes.taken) > 0 and len(notes.taken) + sampler.pending == 6
+
+
+def test_a_stop_leaves_nothing_in_the_sampler():
+    class Stop(Exception):
+        pass
+
+    def stop(step, live):
+        if step == 2:
+            raise Stop
+
+    reply = follow(TASKS)
+    sampler = ScriptedSampler(lambda path: reply(path[1], path[2]))
+    with pytest.raises(Stop):
+        play(
+            sampler, tiny.tokenizer(), world(), TASKS, group=1, params=SamplingParams(24), stream=5,
+            max_prompt_tokens=400, on_turn=stop,
+        )  # fmt: skip
+    assert sampler.pending == 0

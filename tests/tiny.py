@@ -171,7 +171,8 @@ def outcome(workdir: Path, iteration: int) -> dict:
 
     `checksums` covers weights, moments and counters of the checkpoint of the last iteration.
     """
-    without_time = lambda record: {k: v for k, v in record.items() if not k.startswith("time/")}  # noqa: E731
+    timing = ("time/", "rollout/occupancy", "rollout/tokens_per_s", "rollout/env_wait_s")
+    without_time = lambda record: {k: v for k, v in record.items() if not k.startswith(timing)}  # noqa: E731
     meta = json.loads((workdir / "checkpoints" / str(iteration) / "meta" / "metadata").read_text())
     return {
         "weights": (workdir / "export" / "model.safetensors").read_bytes(),

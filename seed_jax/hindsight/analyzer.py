@@ -10,32 +10,68 @@ from collections.abc import Sequence
 from seed_jax import tokenizer as tok
 from seed_jax.hindsight.parsing import explain
 from seed_jax.hindsight.prompts import analysis_prompt
-from seed_jax.types import Episode, SamplingParams
+from seed_jax.types import Completion, Episode, SamplingParams
 
 # Request paths of the analyzer must not meet those of acting: same seed, other stream.
 ANALYSIS_STREAM = 1 << 30
-ANALYSIS_BUCKET = 96
 
 
 class NoSkills(RuntimeError):
     """Not one turn got a skill for several iterations: the run would silently be GRPO."""
 
 
-def analyze(sampler, tokenizer, episodes: Sequence[Episode], hindsight, style: str, iteration: int) -> Counter:
-    """Writes `skill` or `skill_error` into every episode (greedy decoding) and returns counts.
+class Analysis:
+    """Requests of one iteration about episodes that have ended, on the sampler that plays the others (greedy decoding).
 
-    Counts: analyzed, parsed, elided (episodes of which the middle was left out), rejected/<reason>.
+    `take` writes `skill` or `skill_error` into the episode. counts: analyzed, parsed, elided (episodes of which the
+    middle was left out), rejected/<reason>.
     """
-    counts: Counter = Counter(analyzed=0, parsed=0, elided=0)
-    played = _analyzable(episodes)
-    _, prompts = _fit(tokenizer, played, hindsight.max_analysis_tokens, style, counts)
-    params = SamplingParams(max_tokens=hindsight.max_skill_tokens, temperature=0.0)
-    paths = [(ANALYSIS_STREAM + iteration, episode.index, 0) for episode in played]
-    for episode, completion in zip(
-        played, sampler.generate(prompts, params, paths, prompt_bucket=ANALYSIS_BUCKET), strict=True
-    ):
-        _take(episode, tok.decode(tokenizer, completion.tokens), completion.finish, hindsight.min_words, counts)
-    return counts
+
+    def __init__(self, sampler, tokenizer, hindsight, style: str, iteration: int):
+        self.sampler, self.tokenizer, self.hindsight = sampler, tokenizer, hindsight
+        self.style, self.stream = style, ANALYSIS_STREAM + iteration
+        self.params = SamplingParams(hindsight.max_skill_tokens, temperature=0.0, stop_json=hindsight.stop_json)
+        self.counts: Counter = Counter(analyzed=0, parsed=0, elided=0)
+        self.asked: dict[int, Episode] = {}  # by identity
+        self.waiting: dict[int, Episode] = {}
+
+    def ask(self, *episodes: Episode) -> None:
+        """Submits what can be analyzed and was not submitted before."""
+        played = [episode for episode in _analyzable(episodes) if id(episode) not in self.asked]
+        _, prompts = _fit(self.tokenizer, played, self.hindsight.max_analysis_tokens, self.style, self.counts)
+        for episode, prompt in zip(played, prompts, strict=True):
+            key = self.sampler.key((self.stream, episode.index, 0))
+            self.waiting[self.sampler.submit(prompt, self.params, key)] = episode
+            self.asked[id(episode)] = episode
+
+    def take(self, handle: int, completion: Completion) -> None:
+        text = tok.decode(self.tokenizer, completion.tokens)
+        _take(self.waiting.pop(handle), text, completion.finish, self.hindsight.min_words, self.counts)
+
+    def finish(self) -> Counter:
+        """Waits for all answers, and returns the counts."""
+        while self.waiting:
+            for handle, completion in self.sampler.step():
+                self.take(handle, completion)
+        return self.counts
+
+
+def analyze(
+    sampler,
+    tokenizer,
+    episodes: Sequence[Episode],
+    hindsight,
+    style: str,
+    iteration: int,
+    begun: Analysis | None = None,
+) -> Counter:
+    """Writes `skill` or `skill_error` into every episode and returns the counts of `Analysis`.
+
+    begun: the analysis that was asked about some of the episodes while others were still played
+    """
+    analysis = Analysis(sampler, tokenizer, hindsight, style, iteration) if begun is None else begun
+    analysis.ask(*episodes)
+    return analysis.finish()
 
 
 def analyze_elsewhere(client, tokenizer, episodes: Sequence[Episode], hindsight, style: str) -> Counter:

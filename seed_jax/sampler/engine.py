@@ -1,46 +1,213 @@
-"""Requests in, completions out: groups prompts by padded length and runs the jitted generator on fixed batch shapes.
+"""Continuous batching: requests enter slots as these become free, and their completions come as they finish.
 
-A reply depends on its own prompt, parameters and key only; which requests share a batch decides how fast it comes,
-not what it says.
+    handle = sampler.submit(prompt_ids, SamplingParams(64), sampler.key((iteration, episode, turn)))
+    for handle, completion in sampler.step(): ...
+
+A reply depends on its own prompt, parameters and key only; what else is decoded decides how fast it comes, not what it
+says (see decode.py). Every request that was accepted gives exactly one completion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from seed_jax import sharding
+from seed_jax import tokenizer as tok
 from seed_jax.models.spec import ModelSpec
-from seed_jax.sampler.decode import generate
-from seed_jax.sampler.sampling import request_keys
+from seed_jax.sampler import decode as programs_lib
+from seed_jax.sampler import stops, weights
+from seed_jax.sampler.rooms import (
+    STEPS,
+    Room,
+    check_plan,
+    fitting_room,
+    grown_room,
+    pieces,
+    plan_text,
+    rooms_of,
+    with_bucket,
+)
+from seed_jax.sampler.sampling import request_key, uniforms
 from seed_jax.types import Completion, SamplingParams
+
+PREFILL_TOKENS = 256  # tokens of one prefill call, if the prompts are short enough for several in one
+MAX_QUEUE = 1 << 16
+
+
+class QueueFull(RuntimeError):
+    """More requests wait than the sampler was told to hold."""
+
+
+@dataclass(eq=False)
+class _Request:
+    handle: int
+    prompt: list[int]
+    params: SamplingParams
+    draws: np.ndarray  # random numbers of all its tokens, [max_tokens + N, 2]
+    room: Room
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[np.ndarray] = field(default_factory=list)  # of each decode call, [2, n]
+    place: tuple[_Bank, int] | None = None  # bank and slot; None: it waits
+
+    def completion(self, finish: str) -> Completion:
+        plain, sampled = np.concatenate([np.zeros((2, 0), np.float32), *self.logprobs], axis=1)[:, : len(self.tokens)]
+        return Completion(self.tokens, plain, finish, sampled)
+
+
+class _Bank:
+    """The slots of one room on one replica: the cache there, and the state of its requests here."""
+
+    def __init__(self, room: Room, cache: Any, replica: int):
+        self.room, self.cache, self.replica = room, cache, replica
+        self.ints = np.zeros((room.slots, len(programs_lib.INTS)), np.int32)
+        self.floats = np.tile(np.array([1.0, 1.0, 0.0], np.float32), (room.slots, 1))
+        self.requests: list[_Request | None] = [None] * room.slots
+
+    @property
+    def free(self) -> list[int]:
+        return [slot for slot, request in enumerate(self.requests) if request is None]
+
+    @property
+    def busy(self) -> int:
+        return sum(request is not None for request in self.requests)
+
+    def enter(self, request: _Request, slot: int) -> None:
+        p = request.params
+        self.requests[slot], request.place = request, (self, slot)
+        self.ints[slot] = (request.prompt[-1], len(request.prompt) - 1, p.max_tokens, p.top_k)
+        self.floats[slot] = (p.temperature, p.top_p, p.min_p)
+
+    def leave(self, slot: int) -> None:
+        self.requests[slot] = None
+        self.ints[slot] = 0
+        self.floats[slot] = (1.0, 1.0, 0.0)
 
 
 class Sampler:
-    """Decodes batches of prompts with the current weights.
+    """Decodes requests with the current weights.
 
-    batch: requests a call; prompt_bucket: prompts are padded to multiples of this many tokens; mesh: its fsdp axis
-        splits the requests of a call (the weights in `params` must be on the same mesh).
-    Counters in `stats`: requests, prompt_tokens, new_tokens, length_stops.
+    eos_id: the token, or tokens, that end a reply
+    batch: slots, over all replicas; prompt_bucket: prompts are padded to multiples of this many tokens
+    mesh: each of its rows that belongs to this host holds a replica of the model, which decodes on its own
+    rooms: slots by size, see rooms.py; a request that fits none is refused. None: rooms are made as requests need them
+    text: decodes token ids, for stop texts; dtype: of weights and cache (default: that of the parameters)
+    Counters in `stats`: requests, completions, prompt_tokens, prefill_tokens (with padding), new_tokens, length_stops,
+    aborted, slot_steps (steps of the decode programs times slots; new_tokens / slot_steps is the occupancy).
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        eos_id: int,
+        eos_id: int | Sequence[int],
         *,
         seed: int,
         batch: int = 64,
         prompt_bucket: int = 32,
         mesh: Mesh | None = None,
+        rooms: Sequence[Room] | None = None,
+        text: Callable[[Sequence[int]], str] | None = None,
+        dtype: Any = None,
+        steps: int = STEPS,
+        max_queue: int = MAX_QUEUE,
     ):
-        self.spec, self.eos_id, self.seed, self.batch, self.prompt_bucket = spec, eos_id, seed, batch, prompt_bucket
-        self.rows = None if mesh is None else sharding.batch_sharding(mesh)
-        self.params = None
-        self.stats = dict.fromkeys(("requests", "prompt_tokens", "new_tokens", "length_stops"), 0)
+        self.spec, self.seed, self.steps, self.max_queue = spec, seed, steps, max_queue
+        self.stop_ids = (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)
+        self.mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), sharding.MESH_AXES) if mesh is None else mesh
+        self.meshes = weights.local_meshes(self.mesh)
+        tpu = self.mesh.devices.flat[0].platform == "tpu"
+        # The TPU's attention kernel for prompts takes multiples of 128 tokens.
+        self.bucket = -(-prompt_bucket // 128) * 128 if tpu else prompt_bucket
+        self.rooms = None if rooms is None else [with_bucket(room, self.bucket) for room in rooms]
+        self.batch, self.text, self.dtype = batch, text, dtype
+        self.programs = [
+            programs_lib.programs(spec, mesh, self.stop_ids, "splash" if tpu else "dense") for mesh in self.meshes
+        ]
+        self.weights: list[Any] | None = None
+        self.stats: Counter = Counter()
+        self._next_handle = 0
+        self._live: dict[int, _Request] = {}
+        self._queues: dict[Room, deque[_Request]] = {}
+        self._banks: dict[Room, list[_Bank]] = {}
+        self._ready: list[tuple[int, Completion]] = []
+
+    def load(self, params: dict[str, Any]) -> None:
+        """Takes over the weights, of any layout on the mesh. All requests must have been answered."""
+        if self._live:
+            raise RuntimeError(f"{len(self._live)} requests are under way; new weights would tear their replies apart")
+        dtype = params["embed"].dtype if self.dtype is None else jnp.dtype(self.dtype)
+        self.weights = None  # the old copy may go before the new one comes
+        loaded = weights.load(params, self.spec, self.mesh, dtype)
+        self.weights = jax.block_until_ready(weights.local_view(loaded, self.meshes))
+
+    def plan(self) -> str:
+        """The rooms and their memory, as text. Raises ValueError if they do not fit a device (where that is known)."""
+        dtype = jnp.float32 if self.dtype is None else self.dtype
+        check_plan(self.rooms or (), self.spec, dtype, self.meshes)
+        return plan_text(self.rooms or (), self.spec, dtype, len(self.meshes))
+
+    def key(self, path: Sequence[int], seed: int | None = None) -> np.ndarray:
+        """The random key of the request (stream, episode, turn) under `seed` (default: the sampler's)."""
+        return request_key(self.seed if seed is None else seed, *path)
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams, key: np.ndarray) -> int:
+        """Accepts a request and returns its handle. Raises ValueError for one that cannot be answered, QueueFull."""
+        if self.weights is None:
+            raise RuntimeError("the sampler has no weights yet: call sampler.load(params)")
+        _check(prompt, params, self.spec.vocab_size, self.text)
+        waiting = sum(map(len, self._queues.values()))
+        if waiting >= self.max_queue:
+            raise QueueFull(f"{waiting} requests wait for a slot, max_queue = {self.max_queue}; call step() first")
+        if self.rooms is None:
+            room = grown_room(len(prompt), params.max_tokens, self.batch, self.bucket, self.steps)
+        else:
+            room = fitting_room(self.rooms, len(prompt), params.max_tokens)
+        draws = uniforms(key, params.max_tokens + self.steps)
+        request = _Request(self._next_handle, list(prompt), params, draws, room)
+        self._next_handle += 1
+        self._live[request.handle] = request
+        self._queues.setdefault(room, deque()).append(request)
+        self.stats["requests"] += 1
+        self.stats["prompt_tokens"] += len(prompt)
+        return request.handle
+
+    def abort(self, handle: int) -> None:
+        """Ends a request; its completion, with the tokens so far, comes with the next step. Unknown: KeyError."""
+        request = self._live[handle]
+        if request.place is None:
+            self._queues[request.room].remove(request)
+        self._finish(request, "aborted")
+
+    def abort_all(self) -> None:
+        """Drops every request and every completion that was not taken yet."""
+        for handle in list(self._live):
+            self.abort(handle)
+        self._ready = []
+
+    @property
+    def pending(self) -> int:
+        """Requests whose completion has not been returned yet."""
+        return len(self._live) + len(self._ready)
+
+    def step(self) -> list[tuple[int, Completion]]:
+        """Fills free slots from the queues, decodes up to `steps` tokens in all of them -> what has finished."""
+        self._admit()
+        running = [(bank, self._dispatch(bank)) for banks in self._banks.values() for bank in banks if bank.busy]
+        for bank, out in running:
+            self._collect(bank, *map(np.asarray, out))
+        ready, self._ready = self._ready, []
+        assert self.stats["requests"] == self.stats["completions"] + len(self._live), "requests in != completions out"
+        return ready
 
     def generate(
         self,
@@ -49,70 +216,153 @@ class Sampler:
         paths: Sequence[tuple[int, int, int]],
         *,
         seed: int | None = None,
-        prompt_bucket: int | None = None,
     ) -> list[Completion]:
-        """One completion a prompt, in order.
+        """All at once: one completion a prompt, in order. paths: (stream, episode, turn) of each, see `key`."""
+        done: dict[int, Completion] = {}
+        others, handles, waiting = [], [], deque(zip(prompts, paths, strict=True))
+        while waiting or len(done) < len(handles):
+            while waiting and sum(map(len, self._queues.values())) < self.max_queue:
+                prompt, path = waiting.popleft()
+                handles.append(self.submit(prompt, params, self.key(path, seed)))
+            mine = set(handles)
+            for handle, completion in self.step():
+                if handle in mine:
+                    done[handle] = completion
+                else:
+                    others.append((handle, completion))
+        self._ready += others
+        return [done[handle] for handle in handles]
 
-        paths: (stream, episode, turn) of each request; with `seed` (default: the sampler's) they determine its
-            random key.
-        """
-        if self.params is None:
-            raise RuntimeError("the sampler has no weights yet: set sampler.params")
-        if params.max_tokens < 1:
-            raise ValueError(f"max_tokens is {params.max_tokens}; a request needs a budget of at least 1 token")
-        if any(len(p) == 0 for p in prompts):
-            raise ValueError("an empty prompt cannot be decoded")
-        results: list[Completion | None] = [None] * len(prompts)
-        for indices, width in self._chunks(prompts, prompt_bucket or self.prompt_bucket):
-            keys = self._keys(indices, paths, self.seed if seed is None else seed)
-            for index, completion in zip(indices, self._run(prompts, indices, width, params, keys), strict=True):
-                results[index] = completion
-        assert all(r is not None for r in results), "requests in != completions out"
-        return results
+    # -- one round -------------------------------------------------------------------------------------------------
 
-    def _chunks(self, prompts, bucket: int):
-        """(request indices, padded prompt length) for each call: requests of one bucket, at most `batch` together."""
-        by_width: dict[int, list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            by_width.setdefault(-(-len(prompt) // bucket) * bucket, []).append(index)
-        for width, members in sorted(by_width.items()):
-            for start in range(0, len(members), self.batch):
-                yield members[start : start + self.batch], width
+    def _admit(self) -> None:
+        """Places waiting requests, each on the replica with the most free slots, and prefills them."""
+        for room, queue in self._queues.items():
+            if not queue:
+                continue
+            banks = self._banks.get(room) or self._open(room)
+            free = [bank.free[::-1] for bank in banks]
+            placed: list[list[_Request]] = [[] for _ in banks]
+            while queue and any(free):
+                number = max(range(len(banks)), key=lambda n: len(free[n]))
+                request = queue.popleft()
+                banks[number].enter(request, free[number].pop())
+                placed[number].append(request)
+            for bank, requests in zip(banks, placed, strict=True):
+                self._prefill(bank, requests)
 
-    def _rows(self, requests: int) -> int:
-        """Two batch shapes only: full, and a quarter for what is left over."""
-        return self.batch if requests > self.batch // 4 else max(1, self.batch // 4)
+    def _open(self, room: Room) -> list[_Bank]:
+        share = room._replace(slots=-(-room.slots // len(self.meshes)))
+        dtype = self.weights[0]["embed"].dtype
+        self._banks[room] = [
+            _Bank(share, programs_lib.empty_cache_program(self.spec, mesh, share.slots, room.columns, dtype)(), replica)
+            for replica, mesh in enumerate(self.meshes)
+        ]
+        return self._banks[room]
 
-    def _keys(self, indices, paths, seed: int):
-        path = np.zeros((self._rows(len(indices)), 3), np.uint32)
-        path[: len(indices)] = [paths[index] for index in indices]
-        return request_keys(seed, path)
+    def _prefill(self, bank: _Bank, requests: list[_Request]) -> None:
+        """Pieces of equal shape go together, up to PREFILL_TOKENS tokens in a call; its rows are always filled up."""
+        groups: dict[tuple[int, int, int], list[_Request]] = {}
+        for request in requests:
+            for number, (size, window) in enumerate(pieces(len(request.prompt) - 1, self.bucket, bank.room.columns)):
+                groups.setdefault((number, size, window), []).append(request)
+        for (number, size, window), members in sorted(groups.items(), key=lambda item: item[0]):
+            rows = max(1, PREFILL_TOKENS // size)
+            for start in range(0, len(members), rows):
+                self._prefill_call(bank, members[start : start + rows], rows, number, size, window)
 
-    def _run(self, prompts, indices, width: int, params: SamplingParams, keys):
-        rows = self._rows(len(indices))
-        tokens, lengths = np.zeros((rows, width), np.int32), np.zeros(rows, np.int32)
-        for row, index in enumerate(indices):
-            prompt = prompts[index]
-            tokens[row, width - len(prompt) :] = prompt
-            lengths[row] = len(prompt)
-        inputs = (tokens, lengths, np.asarray(keys), np.full(rows, params.temperature, np.float32))
-        if self.rows is not None:
-            inputs = jax.device_put(inputs, self.rows)
-        out, logprobs, counts = map(
-            np.asarray,
-            generate(
-                self.params,
-                *inputs,
-                spec=self.spec,
-                max_tokens=params.max_tokens,
-                eos_id=self.eos_id,
-            ),
+    def _prefill_call(self, bank: _Bank, members, rows: int, number: int, size: int, window: int) -> None:
+        tokens, slots, offsets = np.zeros((rows, size), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+        for row, request in enumerate(members):
+            piece = request.prompt[number * size : min((number + 1) * size, len(request.prompt) - 1)]
+            tokens[row, : len(piece)] = piece
+            slots[row], offsets[row] = request.place[1], number * size
+        self.stats["prefill_tokens"] += rows * size
+        bank.cache = self.programs[bank.replica].prefill(
+            self.weights[bank.replica], bank.cache, tokens, slots, offsets, np.int32(len(members)), window=window
         )
-        self.stats["requests"] += len(indices)
-        self.stats["prompt_tokens"] += int(lengths.sum())
-        self.stats["new_tokens"] += int(counts.sum())
-        for row in range(len(indices)):
-            n = int(counts[row])
-            stopped = n > 0 and out[row, n - 1] == self.eos_id
-            self.stats["length_stops"] += not stopped
-            yield Completion(out[row, :n].tolist(), logprobs[row, :n].copy(), "stop" if stopped else "length")
+
+    def _dispatch(self, bank: _Bank):
+        draws = np.zeros((bank.room.slots, self.steps, 2), np.float32)
+        for slot, request in enumerate(bank.requests):
+            if request is not None:
+                draws[slot] = request.draws[len(request.tokens) : len(request.tokens) + self.steps]
+        bank.cache, out = self.programs[bank.replica].decode(
+            self.weights[bank.replica], bank.cache, bank.ints.copy(), bank.floats.copy(), draws
+        )
+        return out
+
+    def _collect(self, bank: _Bank, tokens, plain, sampled, counts) -> None:
+        """Takes in what a decode call has written: tokens, log-probs [B, N], how many count [B]."""
+        self.stats["slot_steps"] += int(counts.max()) * len(counts)
+        for slot, request in enumerate(bank.requests):
+            if request is None:
+                continue
+            count = int(counts[slot])
+            request.tokens += tokens[slot, :count].tolist()
+            request.logprobs.append(np.stack([plain[slot, :count], sampled[slot, :count]]))
+            state = bank.ints[slot]
+            state[0] = request.tokens[-1]
+            state[1] += count
+            state[2] -= count
+            if finish := self._ended(request, count):
+                self._finish(request, finish)
+
+    def _ended(self, request: _Request, new: int) -> str | None:
+        params = request.params
+        if params.stop or params.stop_json:
+            stopped = request.tokens[-1] in self.stop_ids
+            body = len(request.tokens) - stopped
+            kept = stops.cut(self.text, request.tokens[:body], new - stopped, params) if new > stopped else None
+            if kept is not None:
+                del request.tokens[kept:]
+                return "stop"
+        if request.tokens[-1] in self.stop_ids:
+            return "stop"
+        return "length" if len(request.tokens) == params.max_tokens else None
+
+    def _finish(self, request: _Request, finish: str) -> None:
+        if request.place is not None:
+            bank, slot = request.place
+            bank.leave(slot)
+        del self._live[request.handle]
+        self.stats["completions"] += 1
+        self.stats["new_tokens"] += len(request.tokens)
+        self.stats["length_stops"] += finish == "length"
+        self.stats["aborted"] += finish == "aborted"
+        self._ready.append((request.handle, request.completion(finish)))
+
+
+def sampler_of(config, spec: ModelSpec, tokenizer, mesh: Mesh) -> Sampler:
+    """The sampler of a run; its rooms hold the longest requests that the config allows."""
+    return Sampler(
+        spec,
+        tokenizer.eos_token_id,
+        seed=config.seed,
+        prompt_bucket=config.rollout.prompt_bucket,
+        mesh=mesh,
+        rooms=rooms_of(config),
+        text=functools.partial(tok.decode, tokenizer),
+        dtype=config.model.dtype,
+    )
+
+
+def _check(prompt: Sequence[int], params: SamplingParams, vocab: int, text: Any) -> None:
+    """Raises ValueError, naming the field, for what cannot be decoded."""
+    if params.max_tokens < 1:
+        raise ValueError(f"max_tokens is {params.max_tokens}; a request needs a budget of at least 1 token")
+    if len(prompt) == 0:
+        raise ValueError("an empty prompt cannot be decoded")
+    if not 0 <= min(prompt) <= max(prompt) < vocab:
+        raise ValueError(f"the prompt has token ids {min(prompt)} to {max(prompt)}; the vocabulary is 0 to {vocab - 1}")
+    if not params.temperature >= 0:
+        raise ValueError(f"temperature is {params.temperature}; it must be 0 (greedy) or more")
+    if params.top_k < 0 or not 0 < params.top_p <= 1 or not 0 <= params.min_p <= 1:
+        raise ValueError(
+            f"top_k = {params.top_k} must be 0 (off) or more, top_p = {params.top_p} above 0 and at most 1 (off), "
+            f"min_p = {params.min_p} from 0 (off) to 1"
+        )
+    if (params.stop or params.stop_json) and text is None:
+        raise ValueError("stop texts need Sampler(..., text=decode), the function that turns token ids into text")
+    if "" in params.stop:
+        raise ValueError("stop has an empty text, which every reply contains; remove it")

@@ -6,9 +6,11 @@ import json
 import time
 from collections import Counter
 
+import jax.numpy as jnp
 import numpy as np
 
 from seed_jax import config as config_lib
+from seed_jax import sharding
 from seed_jax.diagnostics import format_table, skill_table
 from seed_jax.hindsight.analyzer import analyze
 from seed_jax.rollout import play
@@ -75,7 +77,7 @@ def skill_diagnostics(run, state: TrainState) -> dict:
     true_skills = [world.domain.true_skill(task) for task in tasks]
     shape = Shape(run.shape.teacher_row_tokens, run.shape.scored_tokens, run.shape.turns)
     return skill_table(
-        run.sampler.params,
+        sharding.reshard(state.params, run.spec, run.mesh, "decode", jnp.dtype(config.model.dtype)),
         run.spec,
         run.tokenizer,
         episodes,

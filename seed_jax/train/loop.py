@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from seed_jax import evaluate, sharding
 from seed_jax import tokenizer as tok
-from seed_jax.hindsight.analyzer import analyze, require_skills
+from seed_jax.hindsight.analyzer import Analysis, analyze, require_skills
 from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
 from seed_jax.rollout import World, play, prefetch
@@ -32,7 +31,7 @@ from seed_jax.runtime.logging import (
     truncate_jsonl,
 )
 from seed_jax.runtime.signals import stop_on_signals
-from seed_jax.sampler.engine import Sampler
+from seed_jax.sampler.engine import sampler_of
 from seed_jax.tasks import schedule
 from seed_jax.train import objective
 from seed_jax.train.compiled import shared_update
@@ -79,14 +78,7 @@ class Run:
             **self.keep,
         )
         self.update = shared_update(config, self.spec, self.mesh, self.shardings)
-        self.sampler = Sampler(
-            self.spec,
-            self.tokenizer.eos_token_id,
-            seed=config.seed,
-            batch=config.rollout.batch,
-            prompt_bucket=config.rollout.prompt_bucket,
-            mesh=self.mesh,
-        )
+        self.sampler = sampler_of(config, self.spec, self.tokenizer, self.mesh)
         self.skills = Skills(config, self.tokenizer, {task.family for task in (*setup.train_tasks, *setup.panel)})
         self.distills = choices.needs_teacher
         p = config.pack
@@ -94,6 +86,7 @@ class Run:
         self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard)
         self.episodes = EpisodeWriter(workdir / EPISODES_FILE)
         self.timer, self.progress = PhaseTimer(), Progress(config.iterations, enabled=jax.process_index() == 0)
+        self.progress.message(self.sampler.plan())
         self.turns = TurnProgress(config.env.max_steps, every_s=60.0, enabled=jax.process_index() == 0)
         self.stop = threading.Event()
 
@@ -102,10 +95,7 @@ class Run:
         return jax.device_put(state, self.shardings)
 
     def load_sampler(self, state: TrainState) -> None:
-        dtype = jnp.dtype(self.config.model.dtype)
-        self.sampler.params = jax.block_until_ready(
-            sharding.reshard(state.params, self.spec, self.mesh, "decode", dtype)
-        )
+        self.sampler.load(state.params)
 
     def on_turn(self, step: int, live: int) -> None:
         if self.stop.is_set():
@@ -153,6 +143,9 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
 
 def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tuple[TrainState, dict]:
     config, counts = run.config, Counter()
+    analysis = None  # with the dynamic filter only episodes that are kept are analyzed, when all are played
+    if run.distills and run.skills.source == "self_hindsight" and config.rollout.group_filter != "dynamic":
+        analysis = Analysis(run.sampler, run.tokenizer, config.hindsight, config.env.prompt, iteration)
 
     def play_round(number: int) -> list[Episode]:
         return play(
@@ -167,6 +160,7 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
             max_prompt_tokens=config.rollout.max_prompt_tokens,
             skills=run.skills,
             share=config.hindsight.at_rollout,
+            analysis=analysis,
             on_turn=run.on_turn,
         )
 
@@ -180,7 +174,9 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     if run.distills:
         with run.timer("analysis"):
             if run.skills.source == "self_hindsight":
-                counts += analyze(run.sampler, run.tokenizer, episodes, config.hindsight, config.env.prompt, iteration)
+                counts += analyze(
+                    run.sampler, run.tokenizer, episodes, config.hindsight, config.env.prompt, iteration, analysis
+                )
             counts += run.skills.assign(episodes)
     with run.timer("pack"):
         samples = _samples(run, episodes, iteration, counts)

@@ -28,6 +28,12 @@ def rollout_metrics(episodes: Sequence[Episode], counts: Counter) -> dict:
         "rollout/prompt_truncated": counts["prompt_truncated"],
         "rollout/env_errors": counts["env_errors"],
     }
+    if counts["slot_steps"]:
+        metrics |= {
+            "rollout/occupancy": counts["new_tokens"] / counts["slot_steps"],
+            "rollout/tokens_per_s": counts["new_tokens"] / counts["play_s"],
+            "rollout/env_wait_s": counts["env_wait_s"],
+        }
     if counts["rounds"]:
         metrics |= {"rollout/rounds": counts["rounds"], "rollout/groups_left_out": counts["groups_left_out"]}
     if counts["analyzed"]:

@@ -299,3 +299,33 @@ def is_running(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"  # dead; whoever adopted it has not noticed yet
+
+
+def test_who_answers_first_is_served_first():
+    with opened() as pool:
+        pool.open([0, 1], make_tasks(2))
+        slow, first, second = *pool.step([0, 1], ["sleep 1.0", "a"]), *pool.step([1], ["b"])
+    with opened(workers=2) as pool:
+        pool.begin([0, 1], make_tasks(2))
+        assert pool.poll(False) == [], "workers take longer than that to start"
+        opening = {}
+        while len(opening) < 2:
+            opening |= dict(pool.poll())
+        pool.send([0, 1], ["sleep 1.0", "a"])
+        assert pool.poll() == [(1, first)]
+        pool.send([1], ["b"])
+        assert pool.poll() == [(1, second)]
+        assert pool.poll(False) == []
+        kill_first_worker()  # in the middle of its command
+        assert pool.poll() == [(0, slow)] and pool.poll() == []
+        assert pool.stats()["restarts"] == 1
+
+
+def test_answers_that_nobody_waited_for_are_not_mistaken_for_others():
+    with opened() as pool:
+        pool.open([0, 2], make_tasks(2))
+        expected = pool.step([0, 2], ["a", "b"])
+    with opened(workers=2) as pool:  # slots 0 and 2 share a worker
+        pool.open([0, 2], make_tasks(2))
+        pool.send([0], ["sleep 0.3"])
+        assert pool.open([0, 2], make_tasks(2)) and pool.step([0, 2], ["a", "b"]) == expected

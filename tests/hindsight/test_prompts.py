@@ -14,8 +14,9 @@ from envs.alfworld.generate import make_tasks
 from seed_jax import tokenizer as tok
 from seed_jax.hindsight.analyzer import ANALYSIS_STREAM, NoSkills, analyze, analyze_elsewhere, require_skills
 from seed_jax.hindsight.prompts import PLACEMENTS, analysis_prompt, encode_with_skills, insert_skill, skill_block
-from seed_jax.types import Completion, Episode, SamplingParams, Skill, Turn
+from seed_jax.types import Episode, SamplingParams, Skill, Turn
 from tests import tiny
+from tests.scripted import ScriptedSampler
 
 SKILL = "mug is at shelf 1 . take it , then move it to desk 1 ."
 TASK = make_tasks("train", 1)[0]
@@ -144,42 +145,38 @@ def test_unknown_style():
 # -- the analyzer ------------------------------------------------------------------------------------------------------
 
 
-class Analyst:
-    """A sampler that answers every request alike."""
-
-    def __init__(self, text: str, finish: str = "stop"):
-        self.text, self.finish, self.calls = text, finish, []
-
-    def generate(self, prompts, params, paths, *, prompt_bucket=None):
-        self.calls.append((prompts, params, paths))
-        ids = tok.encode_response(tiny.tokenizer(), self.text)
-        return [Completion(ids, np.zeros(len(ids), np.float32), self.finish) for _ in prompts]
+def answering(text: str, finish: str = "stop") -> ScriptedSampler:
+    """Answers every request alike."""
+    return ScriptedSampler(lambda path: text, finish)
 
 
 def hindsight(**changes) -> SimpleNamespace:
-    return SimpleNamespace(**{"max_analysis_tokens": 400, "max_skill_tokens": 40, "min_words": 3} | changes)
+    return SimpleNamespace(
+        **{"max_analysis_tokens": 400, "max_skill_tokens": 40, "min_words": 3, "stop_json": False} | changes
+    )
 
 
 GOOD = f'{{"episode_summary": "failure", "episode_skill": "{SKILL}"}}'
 
 
 def test_skills_are_read_through_the_tokenizer():
-    episodes, analyst = [played(3), played(2, won=True)], Analyst(GOOD)
+    episodes, analyst = [played(3), played(2, won=True)], answering(GOOD)
     episodes[1].index = 8
     counts = analyze(analyst, tiny.tokenizer(), episodes, hindsight(), "compact", 6)
     assert (counts["analyzed"], counts["parsed"], counts["elided"]) == (2, 2, 0)
     assert all(e.skill == Skill("failure", SKILL) and e.skill_error == "" for e in episodes)
-    ((prompts, params, paths),) = analyst.calls
-    assert params == SamplingParams(40, 0.0) and paths == [(ANALYSIS_STREAM + 6, 3, 0), (ANALYSIS_STREAM + 6, 8, 0)]
-    assert prompts == tok.encode_prompts(tiny.tokenizer(), [analysis_prompt(e, "compact") for e in episodes])
+    prompts, params, paths, _ = zip(*analyst.rounds[0], strict=True)
+    assert set(params) == {SamplingParams(40, 0.0)}
+    assert list(paths) == [(ANALYSIS_STREAM + 6, 3, 0), (ANALYSIS_STREAM + 6, 8, 0)]
+    assert list(prompts) == tok.encode_prompts(tiny.tokenizer(), [analysis_prompt(e, "compact") for e in episodes])
 
 
 def test_lost_and_empty_episodes_are_not_analyzed():
     lost, empty = played(2), played(0)
     lost.error = "crashed"
-    analyst = Analyst(GOOD)
+    analyst = answering(GOOD)
     counts = analyze(analyst, tiny.tokenizer(), [lost, empty], hindsight(), "compact", 0)
-    assert counts["analyzed"] == 0 and analyst.calls[0][0] == [] and lost.skill is None is empty.skill
+    assert counts["analyzed"] == 0 and analyst.rounds == [] and lost.skill is None is empty.skill
 
 
 @pytest.mark.parametrize(
@@ -193,7 +190,7 @@ def test_lost_and_empty_episodes_are_not_analyzed():
 )
 def test_rejected_answers_are_counted_by_reason(text, finish, reason):
     episode = played(2)
-    counts = analyze(Analyst(text, finish), tiny.tokenizer(), [episode], hindsight(), "compact", 0)
+    counts = analyze(answering(text, finish), tiny.tokenizer(), [episode], hindsight(), "compact", 0)
     assert episode.skill is None and episode.skill_error == reason
     assert counts["parsed"] == 0 and counts[f"rejected/{reason}"] == 1
 
@@ -204,10 +201,10 @@ def test_long_episodes_are_elided_as_little_as_needed():
         len(tok.encode_prompts(tiny.tokenizer(), [analysis_prompt(long, "compact", elide)])[0]) for elide in range(9)
     ]
     limit = sizes[4] + 1
-    analyst = Analyst(GOOD)
+    analyst = answering(GOOD)
     counts = analyze(analyst, tiny.tokenizer(), [long, short], hindsight(max_analysis_tokens=limit), "compact", 0)
     needed = next(elide for elide in range(9) if sizes[elide] <= limit)
-    assert counts["elided"] == 1 and len(analyst.calls[0][0][0]) == sizes[needed] <= limit
+    assert counts["elided"] == 1 and len(analyst.rounds[0][0][0]) == sizes[needed] <= limit
     with pytest.raises(ValueError, match=r"first and last step alone exceed hindsight\.max_analysis_tokens=20"):
         analyze(analyst, tiny.tokenizer(), [long], hindsight(max_analysis_tokens=20), "compact", 0)
 

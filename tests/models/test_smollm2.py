@@ -13,6 +13,7 @@ from seed_jax import tokenizer as tok
 from seed_jax.models import hf
 from seed_jax.models.logprobs import token_logprobs
 from seed_jax.sampler.engine import Sampler
+from seed_jax.sampler.rooms import make_room
 from seed_jax.types import SamplingParams
 
 pytestmark = pytest.mark.slow
@@ -103,10 +104,31 @@ def test_greedy_tokens(converted, loaded):
         torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=64, do_sample=False
     )
     sampler = Sampler(spec, tokenizer.eos_token_id, seed=0, batch=4)
-    sampler.params = params
+    sampler.load(params)
     (reply,) = sampler.generate([prompt], SamplingParams(64, 0.0), [(0, 0, 0)])
     assert len(reply.tokens) == 64 and reply.tokens == theirs[0, len(prompt) :].tolist()
     assert "robot" in tok.decode(tokenizer, reply.tokens)
+
+
+def test_greedy_tokens_of_eight_prompts_at_once(converted, loaded):
+    """From 3 to 600 tokens: starts of one long conversation, so that each is sensible text."""
+    import torch
+
+    directory, model = converted
+    spec, params = loaded
+    tokenizer = tok.load_tokenizer(directory)
+    conversation = tokenizer.apply_chat_template(CHAT * 5, tokenize=False)
+    ids = tokenizer(conversation, add_special_tokens=False)["input_ids"]
+    prompts = [ids[:length] for length in (600, 3, 17, 410, 40, 151, 257, 90)]
+    assert [len(prompt) for prompt in prompts] == [600, 3, 17, 410, 40, 151, 257, 90]
+    sampler = Sampler(spec, tokenizer.eos_token_id, seed=0, rooms=[make_room("all", 8, 600, 24)], prompt_bucket=128)
+    sampler.load(params)
+    replies = sampler.generate(prompts, SamplingParams(24, 0.0), [(0, i, 0) for i in range(8)])
+    for prompt, reply in zip(prompts, replies, strict=True):
+        theirs = model.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=24, do_sample=False
+        )
+        assert reply.tokens == theirs[0, len(prompt) :].tolist(), len(prompt)
 
 
 def test_export_and_import_are_bitwise(converted, loaded, tmp_path):

@@ -122,7 +122,7 @@ def test_transformers_speaks_the_same_greedy_text(finished, tmp_path):
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokenizer = AutoTokenizer.from_pretrained(out.directory)
     sampler = Sampler(finished.spec, tokenizer.eos_token_id, seed=0, batch=4, prompt_bucket=32)
-    sampler.params = jax.tree.map(lambda leaf: leaf.astype("bfloat16").astype("float32"), finished.params[2])
+    sampler.load(jax.tree.map(lambda leaf: leaf.astype("bfloat16").astype("float32"), finished.params[2]))
     prompts = tok.encode_prompts(tokenizer, [f"your task is to: put some mug on shelf {n}" for n in (1, 2, 3)])
     for prompt, reply in zip(prompts, sampler.generate(prompts, SamplingParams(24, 0.0), [(0, 0, 0)] * 3), strict=True):
         theirs = model.generate(

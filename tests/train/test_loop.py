@@ -53,7 +53,9 @@ def planner_skills(one_device):
         yield
 
 
-def write_skills(sampler, tokenizer, episodes, hindsight, style, iteration) -> Counter:
+def write_skills(sampler, tokenizer, episodes, hindsight, style, iteration, begun=None) -> Counter:
+    if begun is not None:
+        begun.finish()  # what the tiny model says about its episodes is not used
     counts = Counter()
     for episode in episodes:
         if not episode.error:
@@ -195,7 +197,7 @@ def test_export_speaks_like_our_sampler_in_transformers(seed_run, model_dir):
     spec, params = hf.load(export)
     assert spec == hf.load(model_dir)[0]
     sampler = Sampler(spec, tokenizer.eos_token_id, seed=0, batch=4, prompt_bucket=160)
-    sampler.params = params
+    sampler.load(params)
     texts = [f"your task is to: put some mug on shelf\nactions: go to shelf {number}" for number in (1, 2, 3)]
     chats = [
         tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
@@ -367,19 +369,19 @@ class LosingPool:
     """Loses the game in slot 2 at its first command, in the third round of games (the first training rollout)."""
 
     def __init__(self, pool):
-        self.pool, self.rounds, self.steps = pool, 0, 0
+        self.pool, self.rounds, self.lost = pool, 0, False
 
     def open(self, slots, tasks):
-        self.rounds, self.steps = self.rounds + 1, 0
+        self.rounds += 1
         return self.pool.open(slots, tasks)
 
     def prefetch(self, slots, tasks):
         self.pool.prefetch(slots, tasks)
 
     def step(self, slots, commands):
-        results, self.steps = self.pool.step(slots, commands), self.steps + 1
-        if self.rounds == 3 and self.steps == 1:
-            results[list(slots).index(2)] = EnvError("the game has crashed")
+        results = self.pool.step(slots, commands)
+        if self.rounds == 3 and 2 in slots and not self.lost:
+            results[list(slots).index(2)], self.lost = EnvError("the game has crashed"), True
         return results
 
 
