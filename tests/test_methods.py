@@ -9,7 +9,7 @@ import pytest
 from configs import alfworld, base, methods, quickstart
 from seed_jax import config as config_lib
 from seed_jax.hindsight.sources import load_library
-from seed_jax.train import objective
+from seed_jax.train import factors
 
 ROOT = Path(__file__).resolve().parents[1]
 EVALUATED_ONLY = ("vanilla", "skill_prompt")
@@ -30,7 +30,7 @@ def test_presets_work(method):
     config_lib.check(config)
     load_library(config.hindsight)
     assert config.method == method
-    chosen = objective.choices(config)
+    chosen = factors.choices(config)
     assert chosen.needs_teacher == (config.distill.kind != "none" or config.adv.shape != "none")
 
 
@@ -102,7 +102,7 @@ def test_where_the_ablations_start():
 def test_numbers_of_single_methods():
     rlsd = preset("rlsd_repro")
     assert (rlsd.adv.shape_weight, rlsd.adv.shape_clip, rlsd.distill.gap) == (0.5, 0.2, "old")
-    course = [float(objective.numbers(rlsd, update)["shape"]) for update in (1, 50, 100, 150)]
+    course = [float(factors.numbers(rlsd, update)["shape"]) for update in (1, 50, 100, 150)]
     assert course == pytest.approx([0.495, 0.25, 0, 0])
     opid = preset("opid")
     assert (opid.adv.normalize, opid.adv.shape_weight, opid.distill.gap) == ("mean", 0.001, "old")

@@ -12,7 +12,7 @@ import pytest
 from configs import base, methods
 from seed_jax import sharding
 from seed_jax.models.spec import ModelSpec, init_params
-from seed_jax.train.objective import choices
+from seed_jax.train.factors import choices
 from seed_jax.train.packing import Sample, Shape, pack
 from seed_jax.train.state import init_state, state_shardings
 from seed_jax.train.update import build_optimizer, build_update, hyper

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from seed_jax import tokenizer as tok
 from seed_jax.hindsight.parsing import explain
 from seed_jax.hindsight.prompts import analysis_prompt
-from seed_jax.types import Episode, SamplingParams
+from seed_jax.types import Episode, SamplingParams, Written
 
 # Request paths of the analyzer must not meet those of acting: same seed, other stream.
 ANALYSIS_STREAM = 1 << 30
@@ -28,12 +28,12 @@ def analyze(sampler, tokenizer, episodes: Sequence[Episode], hindsight, style: s
     """
     counts: Counter = Counter(analyzed=0, parsed=0, elided=0)
     played = _analyzable(episodes)
-    _, prompts = _fit(tokenizer, played, hindsight.max_analysis_tokens, style, counts)
+    _, prompts = _fit(tokenizer, played, hindsight, style, counts)
     params = SamplingParams(max_tokens=hindsight.max_skill_tokens, temperature=0.0)
     paths = [(ANALYSIS_STREAM + iteration, episode.index, 0) for episode in played]
-    for episode, completion in zip(
-        played, sampler.generate(prompts, params, paths, prompt_bucket=ANALYSIS_BUCKET), strict=True
-    ):
+    answers = sampler.generate(prompts, params, paths, prompt_bucket=ANALYSIS_BUCKET)
+    for episode, prompt, completion in zip(played, prompts, answers, strict=True):
+        episode.written = Written(prompt, completion.tokens, completion.logprobs)
         _take(episode, tok.decode(tokenizer, completion.tokens), completion.finish, hindsight.min_words, counts)
     return counts
 
@@ -42,7 +42,7 @@ def analyze_elsewhere(client, tokenizer, episodes: Sequence[Episode], hindsight,
     """As `analyze`, by the model behind `client`; a request that failed for good counts as rejected/failed."""
     counts: Counter = Counter(analyzed=0, parsed=0, elided=0)
     played = _analyzable(episodes)
-    texts, _ = _fit(tokenizer, played, hindsight.max_analysis_tokens, style, counts)
+    texts, _ = _fit(tokenizer, played, hindsight, style, counts)
     for episode, (text, finish) in zip(played, client.ask(texts, hindsight.max_skill_tokens), strict=True):
         _take(episode, text, finish, hindsight.min_words, counts)
     return counts
@@ -62,21 +62,22 @@ def _take(episode: Episode, text: str, finish: str, min_words: int, counts: Coun
         counts[f"rejected/{episode.skill_error}"] += 1
 
 
-def _fit(tokenizer, episodes, max_tokens: int, style: str, counts: Counter) -> tuple[list[str], list[list[int]]]:
+def _fit(tokenizer, episodes, hindsight, style: str, counts: Counter) -> tuple[list[str], list[list[int]]]:
     """Prompts as (texts, ids); of a long episode the first and the last steps stay and as few middle ones as needed are
     left out."""
-    texts = [analysis_prompt(episode, style) for episode in episodes]
+    max_tokens, steps = hindsight.max_analysis_tokens, hindsight.step_skills * (hindsight.granularity != "episode")
+    texts = [analysis_prompt(episode, style, steps=steps) for episode in episodes]
     ids = tok.encode_prompts(tokenizer, texts)
     for index, episode in enumerate(episodes):
         elide = 0
         while len(ids[index]) > max_tokens:
             elide += 1
-            if elide > len(episode.turns) - 2:
+            if elide > max(len(e.turns) for e in (episode, episode.peer) if e) - 2:
                 raise ValueError(
                     f"episode {episode.task_id}: its first and last step alone exceed "
                     f"hindsight.max_analysis_tokens={max_tokens}; raise it"
                 )
-            texts[index] = analysis_prompt(episode, style, elide)
+            texts[index] = analysis_prompt(episode, style, elide, steps)
             ids[index] = tok.encode_prompts(tokenizer, [texts[index]])[0]
         counts["elided"] += elide > 0
     return texts, ids

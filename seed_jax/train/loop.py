@@ -15,6 +15,7 @@ import numpy as np
 from seed_jax import evaluate, sharding
 from seed_jax import tokenizer as tok
 from seed_jax.hindsight.analyzer import analyze, require_skills
+from seed_jax.hindsight.evidence import solver
 from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
 from seed_jax.rollout import World, play
@@ -33,7 +34,7 @@ from seed_jax.runtime.logging import (
 from seed_jax.runtime.signals import stop_on_signals
 from seed_jax.sampler.engine import Sampler
 from seed_jax.tasks import schedule
-from seed_jax.train import objective
+from seed_jax.train import factors
 from seed_jax.train.compiled import shared_update
 from seed_jax.train.credit import turn_credit
 from seed_jax.train.finish import finish
@@ -42,6 +43,7 @@ from seed_jax.train.metrics import conditions, episode_record, eval_metrics, not
 from seed_jax.train.packing import Sample, Shape, fill, pack
 from seed_jax.train.state import TrainState, as_tree, from_tree, init_state, state_shardings
 from seed_jax.train.update import build_optimizer, hyper
+from seed_jax.train.writing import analysis_samples
 from seed_jax.types import Episode, SamplingParams
 
 
@@ -68,7 +70,7 @@ class Run:
         self.tokenizer = tok.load_tokenizer(self.model_dir)
         self.mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
         self.spec, self.initial = hf.load(self.model_dir, self.mesh)
-        self.optimizer, choices = build_optimizer(config), objective.choices(config)
+        self.optimizer, choices = build_optimizer(config), factors.choices(config)
         self.keep = {"keep_reference": choices.needs_reference, "keep_teacher": choices.keeps_teacher}
         self.shardings = state_shardings(
             self.optimizer,
@@ -86,7 +88,8 @@ class Run:
             prompt_bucket=config.rollout.prompt_bucket,
             mesh=self.mesh,
         )
-        self.skills = Skills(config, self.tokenizer, {task.family for task in (*setup.train_tasks, *setup.panel)})
+        tasks = (*setup.train_tasks, *setup.panel)
+        self.skills = Skills(config, self.tokenizer, {t.family for t in tasks}, solver(setup.world.domain, tasks))
         self.distills = choices.needs_teacher
         p = config.pack
         self.shape = Shape(p.row_tokens, p.scored_tokens_per_row, p.max_turns_per_row, p.teacher_row_tokens)
@@ -169,13 +172,14 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
 
     with run.timer("rollout"):
         played, episodes = gather(play_round, iteration, config.rollout, counts)
+    read: list[Episode] = []
     if run.distills:
         with run.timer("analysis"):
-            if run.skills.source == "self_hindsight":
-                counts += analyze(run.sampler, run.tokenizer, episodes, config.hindsight, config.env.prompt, iteration)
-            counts += run.skills.assign(episodes)
+            if read := run.skills.to_analyze(episodes):
+                counts += analyze(run.sampler, run.tokenizer, read, config.hindsight, config.env.prompt, iteration)
+            counts += run.skills.assign(episodes, read)
     with run.timer("pack"):
-        samples = _samples(run, episodes, iteration, counts)
+        samples = _samples(run, episodes, iteration, counts, read)
         batch = pack(samples, run.shape, config.pack.rows_per_micro * config.pack.micros_per_mini, run.distills)
     run.on_turn(0, 0)  # the last moment to stop before memory and weights change
     if run.distills and episodes:
@@ -192,8 +196,12 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     return state, {**rollout_metrics(played, counts), **skill_metrics, "pack/fill": fill(batch), **metrics}
 
 
-def _samples(run: Run, episodes: Sequence[Episode], iteration: int, counts: Counter) -> list[Sample]:
-    """One sample a turn, in an order drawn anew each iteration. Episodes lost to an environment error are left out."""
+def _samples(
+    run: Run, episodes: Sequence[Episode], iteration: int, counts: Counter, read: Sequence[Episode] = ()
+) -> list[Sample]:
+    """One sample a turn, in an order drawn anew each iteration. Episodes lost to an environment error are left out.
+
+    If the analyzer is trained, what it wrote about `read` follows the turns before they are shuffled."""
     config = run.config
     limit = config.rollout.max_prompt_tokens + config.hindsight.max_skill_tokens
     teachers = run.skills.teacher_prompts(episodes, limit, counts) if run.distills else {}
@@ -208,12 +216,16 @@ def _samples(run: Run, episodes: Sequence[Episode], iteration: int, counts: Coun
             invalid=not (turn.valid and (only_format or turn.admissible)),
             group=episode.group,
             episode=episode.index,
+            step=t,
+            given=episode.given is not None,
             **credit.get((e, t), {}),
         )
         for e, episode in enumerate(episodes)
         if not episode.error
         for t, turn in enumerate(episode.turns)
     ]
+    if config.loss.gen_coef:
+        samples += analysis_samples(read)
     order = np.random.default_rng((config.seed, iteration)).permutation(len(samples))
     return [samples[i] for i in order]
 

@@ -12,7 +12,7 @@ from configs import base
 from seed_jax.config_rules import CHOICES
 from seed_jax.objectives import advantages, distill, policy_loss, schedules
 from seed_jax.spans import SPANS
-from seed_jax.train import objective
+from seed_jax.train import factors, objective
 from seed_jax.train.metrics import note_gap
 from seed_jax.train.packing import first_fit
 from seed_jax.train.update import build_update, hyper
@@ -57,13 +57,13 @@ def test_choices_of_the_config_are_those_of_the_objective():
     assert set(CHOICES["loss.kl_type"]) == set(policy_loss.KL_TYPES)
     assert set(CHOICES["distill.kind"]) == set(distill.KINDS)
     assert set(CHOICES["distill.gate"]) == set(distill.GATES)
-    assert set(CHOICES["distill.gap"]) == set(objective.GAPS)
-    assert set(CHOICES["distill.teacher"]) == set(objective.TEACHERS)
-    assert set(CHOICES["distill.rows"]) == set(objective.ROWS)
+    assert set(CHOICES["distill.gap"]) == set(factors.GAPS)
+    assert set(CHOICES["distill.teacher"]) == set(factors.TEACHERS)
+    assert set(CHOICES["distill.rows"]) == set(factors.ROWS)
     assert set(CHOICES["distill.span"]) == set(SPANS)
-    assert set(CHOICES["distill.denominator"]) == set(objective.DENOMINATORS)
+    assert set(CHOICES["distill.denominator"]) == set(factors.DENOMINATORS)
     assert set(CHOICES["distill.schedule"]) == set(schedules.SCHEDULES)
-    assert set(CHOICES["rollout.group_filter"]) == set(objective.GROUP_FILTERS)
+    assert set(CHOICES["rollout.group_filter"]) == set(factors.GROUP_FILTERS)
 
 
 # -- one compilation ---------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_six_settings_of_coefficient_and_beta_compile_once():
     for coef in (0.001, 0.01, 0.1):
         for beta in (1.0, 5.0):
             config = make_config("seed", distill__beta=beta, distill__coef=coef)
-            assert objective.choices(config) == run.choices
+            assert factors.choices(config) == run.choices
             state, _ = run.update(run.fresh_state(), run.pack(samples), hyper(config))
             results.append(np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(jax.device_get(state.params))]))
     assert run.update._cache_size() == 1
@@ -167,7 +167,7 @@ def test_zero_advantage_leaves_distillation_alone():
 def test_no_gradient_reaches_teacher_gap_gate_or_shaped_advantage():
     """Whatever comes from the teacher is a constant: its weights get exactly the gradient they have as the policy."""
     config = make_config("seed", distill__kind="score", distill__gate="sig_gap", adv__shape="mult_clip")
-    static, rng = objective.choices(config), np.random.default_rng(0)
+    static, rng = factors.choices(config), np.random.default_rng(0)
     shape = (3, 4)
     draw = lambda: -rng.uniform(0.1, 3, shape).astype(np.float32)  # noqa: E731
     fixed = objective.Fixed(draw(), draw())
