@@ -159,7 +159,7 @@ def _compact(goal: str, shown: list[HistoryEntry], observation: str, admissible:
     lines = (
         f"your task is to: {goal}",
         f"history: {' ; '.join(items) or 'none'}",
-        f"now: {_one_line(_TASK_SENTENCE.sub('', strip_banner(observation)))}",
+        f"now: {_seen(observation)}",
         f"actions: {' / '.join(offered) or 'none'}",
     )
     return "\n".join(lines)
@@ -168,12 +168,12 @@ def _compact(goal: str, shown: list[HistoryEntry], observation: str, admissible:
 def _react(goal: str, shown: list[HistoryEntry], observation: str, admissible: Sequence[str], steps_taken: int) -> str:
     first = steps_taken - len(shown) + 1
     transcript = [
-        f"Observation {number}: {_one_line(before)}\nAction {number}: {command or _NO_COMMAND}"
+        f"Observation {number}: {_seen(before)}\nAction {number}: {command or _NO_COMMAND}"
         for number, (before, command, _) in enumerate(shown, start=first)
     ]
     return _REACT.format(
         task=goal.removesuffix("."),
-        transcript="\n".join([*transcript, f"Observation {steps_taken + 1}: {_one_line(strip_banner(observation))}"]),
+        transcript="\n".join([*transcript, f"Observation {steps_taken + 1}: {_seen(observation)}"]),
         actions=", ".join(command for command in admissible if command != "help"),
         number=steps_taken + 1,
     )
@@ -189,6 +189,11 @@ def _task_description(reset_text: str) -> str:
     if not mark or not after.strip():
         raise ValueError(f"no {TASK_MARK!r} sentence in {reset_text[:200]!r}; pass the text that reset() returned")
     return after.strip()
+
+
+def _seen(observation: str) -> str:
+    """An observation in one line, without banner and task."""
+    return _one_line(_TASK_SENTENCE.sub("", strip_banner(observation)))
 
 
 def _one_line(text: str) -> str:

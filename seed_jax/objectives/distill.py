@@ -231,6 +231,7 @@ def gap_nll(
     const: ArrayLike = 0.5,
     threshold: ArrayLike = 0.0,
     advantages: Array | None = None,
+    entropy: Array | None = None,
     denominator: ArrayLike | None = None,
 ) -> tuple[Array, dict[str, Array]]:
     """SEED's gated distillation term: mean of g * (sg(teacher_logp) - logp), whose gradient is -g / tokens.
@@ -242,7 +243,7 @@ def gap_nll(
         logp: student log-probabilities of the sampled tokens, [B, N]; differentiated.
         teacher_logp: the same under the prompt with the skill, [B, N]; constant.
         mask: response tokens of rows with a usable skill, [B, N]. Empty: the loss is exactly 0.
-        gate, beta, const, threshold, advantages: see `gate_weights`; its center and spread are those of this call.
+        gate, beta, const, threshold, advantages, entropy: see `gate_weights`; center and spread are those of this call.
         denominator: global count of masked tokens; the mask's own size when None.
 
     Returns:
@@ -258,5 +259,5 @@ def gap_nll(
         raise ValueError(f"logp, teacher_logp and mask must all be [rows, tokens]; got {shapes}")
     gap = sampled_divergence("gap_nll", logp, teacher_logp, mask)
     needed = gate_statistics(gap, mask, beta=beta) if gate in NEED_STATISTICS else {}
-    settings = dict(beta=beta, const=const, threshold=threshold, advantages=advantages)
+    settings = dict(beta=beta, const=const, threshold=threshold, advantages=advantages, entropy=entropy)
     return gated_mean(gap, gap, gate_weights(gap, gate, **settings, **needed), mask, denominator)

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 import pytest
 
-from seed_jax.models import transformer
 from seed_jax.train import update as update_lib
 from seed_jax.train.packing import bucket, first_fit, pack
 from seed_jax.train.update import hyper
@@ -27,6 +26,7 @@ from tests.updating import (
     make_config,
     make_samples,
     trainer,
+    turn_logprobs,
     weights,
 )
 
@@ -35,28 +35,6 @@ OUTSIDE = {"adv__stat": "episodes", "adv__invalid_penalty": "after_norm", "old_l
 
 
 # -- a plain computation -----------------------------------------------------------------------------------------------
-
-
-def turn_logprobs(params, prompts, responses, width: int = 24, longest: int = 6):
-    """Every turn alone in its row, no packing: (log-probs, entropies, mask), each [turns, longest response]."""
-    tokens, segments = np.zeros((2, len(prompts), width), np.int32)
-    place, target, mask = np.zeros((3, len(prompts), longest), np.int32)
-    for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        tokens[i, : len(prompt) + len(response)] = [*prompt, *response]
-        segments[i, : len(prompt) + len(response)] = 1
-        place[i, : len(response)] = np.arange(len(prompt), len(prompt) + len(response)) - 1
-        target[i, : len(response)], mask[i, : len(response)] = response, 1
-    return *score_rows(params, tokens, segments, place, target), mask.astype(bool)
-
-
-@jax.jit
-def score_rows(params, tokens, segments, place, target):
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    hidden = transformer.hidden_states(params, SPEC, tokens, segments, positions)
-    logp = jax.nn.log_softmax(transformer.unembed(params, SPEC, hidden))
-    logp = jnp.take_along_axis(logp, place[:, :, None], axis=1)
-    entropy = -(jnp.exp(logp) * logp).sum(-1)
-    return jnp.take_along_axis(logp, target[:, :, None], axis=2)[..., 0], entropy
 
 
 def hand_advantages(samples, config) -> np.ndarray:
