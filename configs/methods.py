@@ -287,7 +287,7 @@ PRESETS = {
         },
     ),
     "grsd": Preset(
-        "GRSD (arXiv 2607.28076): gaps of whole turns against those of the group, skills from groups with both outcomes",
+        "GRSD (arXiv 2607.28076): gaps of whole turns against the group's, skills from groups with both outcomes",
         "base",
         {
             **_MULTIPLIED,

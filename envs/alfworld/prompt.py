@@ -2,8 +2,8 @@
 
 `released` is the wording of the published checkpoints, character for character, so that weights can be exchanged.
 `compact` carries the same information in about a tenth of the tokens, for models small enough to train on a CPU.
-`react` shows the episode as one transcript of actions and observations (in the manner of ReAct, arXiv 2210.03629), to be
-continued by a thought and an action; the wording is ours, and earlier thoughts are not repeated.
+`react` shows the episode as one transcript of actions and observations (in the manner of ReAct, arXiv 2210.03629), to
+be continued by a thought and an action; the wording is ours, and earlier thoughts are not repeated.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ Your task is to: {task}.
 {transcript}
 Admissible actions: {actions}.
 
-Now it's your turn: write Thought {number} within <think> </think> tags, then Action {number} within <action> </action> \
-tags."""
+Now it's your turn: write Thought {number} within <think> </think> tags, \
+then Action {number} within <action> </action> tags."""
 
 _BANNER = re.compile(r"\A\s*-=.*?=-\s*")
 _TASK_SENTENCE = re.compile(re.escape(TASK_MARK) + r"[^\n]*")
