@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array, nn, vmap
-from jax.lax import stop_gradient
+from jax.lax import associative_scan, stop_gradient
 from jax.ops import segment_sum
 from jax.typing import ArrayLike
 
@@ -120,8 +120,7 @@ def batch_signal(
             mask=taught.ravel(),
         )
         return per_token(relative.reshape(group.shape))
-    earlier = (episodes[:, None] == episodes) & (step.ravel()[:, None] >= step.ravel()) & taught.ravel()
-    return per_token((earlier.astype(jnp.float32) @ means.ravel()).reshape(group.shape))
+    return per_token(_sum_so_far(means.ravel(), episodes, step.ravel()).reshape(group.shape))
 
 
 def agreement_value(teacher: Array, old: Array, mask: Array, turn: Array, group: Array, won: Array) -> Array:
@@ -161,6 +160,17 @@ def losing_margin(won: Array, given: Array, group: Array, episode: Array, real: 
     both = (total(views[0]) > 0) & (total(views[1]) > 0)
     lead = jnp.where(both, rates[0] - rates[1], 0.0)[groups].reshape(group.shape)  # of the view with skills
     return jnp.where(real, jnp.maximum(jnp.where(given, -lead, lead), 0.0), 0.0)
+
+
+def _sum_so_far(values: Array, episodes: Array, step: Array) -> Array:
+    """At every turn the sum of the values of its episode up to its step, [turns]."""
+    order = jnp.lexsort((step, episodes))
+    first = jnp.concatenate([jnp.ones(1, bool), jnp.diff(episodes[order]) != 0])
+
+    def join(left, right):
+        return left[0] | right[0], jnp.where(right[0], right[1], left[1] + right[1])
+
+    return jnp.zeros_like(values).at[order].set(associative_scan(join, (first, values[order]))[1])
 
 
 def turn_means(values: Array, mask: Array, turn: Array, slots: int) -> tuple[Array, Array]:

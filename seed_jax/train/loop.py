@@ -172,10 +172,10 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
 
     with run.timer("rollout"):
         played, episodes = gather(play_round, iteration, config.rollout, counts)
-    read: list[Episode] = []
+    read = run.skills.to_analyze(episodes) if run.distills else []
     if run.distills:
         with run.timer("analysis"):
-            if read := run.skills.to_analyze(episodes):
+            if read:
                 counts += analyze(run.sampler, run.tokenizer, read, config.hindsight, config.env.prompt, iteration)
             counts += run.skills.assign(episodes, read)
     with run.timer("pack"):
@@ -196,12 +196,9 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     return state, {**rollout_metrics(played, counts), **skill_metrics, "pack/fill": fill(batch), **metrics}
 
 
-def _samples(
-    run: Run, episodes: Sequence[Episode], iteration: int, counts: Counter, read: Sequence[Episode] = ()
-) -> list[Sample]:
-    """One sample a turn, in an order drawn anew each iteration. Episodes lost to an environment error are left out.
-
-    If the analyzer is trained, what it wrote about `read` follows the turns before they are shuffled."""
+def _samples(run: Run, episodes: Sequence[Episode], iteration: int, counts: Counter, read=()) -> list[Sample]:
+    """One sample a turn, and one an analysis of `read` if the analyzer is trained, in an order drawn anew each iteration.
+    Episodes lost to an environment error are left out."""
     config = run.config
     limit = config.rollout.max_prompt_tokens + config.hindsight.max_skill_tokens
     teachers = run.skills.teacher_prompts(episodes, limit, counts) if run.distills else {}

@@ -171,8 +171,9 @@ def _part_norms(static: Structure, params, mini, hyper: dict) -> dict[str, jax.A
         only = {**hyper, **{name: hyper[name] * share for name, share in keep.items()}}
         return optax.global_norm(_accumulate(static, params, *mini, only)[0])
 
+    others = ("rl", "kl", "entropy", "generation")
     off, on = jnp.array([0.0, 1.0]), jnp.array([1.0, 0.0])  # distillation only, then all but it
-    measure = lambda: jax.lax.map(norm, {"rl": off, "kl": off, "entropy": off, "distill": on})  # noqa: E731
+    measure = lambda: jax.lax.map(norm, {**dict.fromkeys(others, off), "distill": on})  # noqa: E731
     norms = jax.lax.cond(hyper["measure_norms"] > 0, measure, lambda: jnp.full(2, jnp.nan))
     return {"update/distill_grad_norm": norms[0], "update/rl_grad_norm": norms[1]}
 
