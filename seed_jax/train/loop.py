@@ -197,7 +197,7 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
 
 
 def _samples(run: Run, episodes: Sequence[Episode], iteration: int, counts: Counter, read=()) -> list[Sample]:
-    """One sample a turn, and one an analysis of `read` if the analyzer is trained, in an order drawn anew each iteration.
+    """One sample a turn, and one an analysis of `read` if the analyzer is trained, in an order drawn anew every time.
     Episodes lost to an environment error are left out."""
     config = run.config
     limit = config.rollout.max_prompt_tokens + config.hindsight.max_skill_tokens
