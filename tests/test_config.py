@@ -265,6 +265,9 @@ def test_warnings():
     assert config_lib.warnings(make_config()) == []
     (warning,) = config_lib.warnings(make_config(distill__gate="const"))
     assert "distill.kind = 'gap_nll', distill.gate = 'const'" in warning
+    (warning,) = config_lib.warnings(make_config(distill__gate="outcome"))
+    assert "distill.gate = 'outcome'" in warning and "'score' pushes it down" in warning
+    assert config_lib.warnings(make_config(distill__gate="outcome", distill__kind="score")) == []
     (warning,) = config_lib.warnings(make_config(loss__kl_type="k1"))
     assert "loss.kl_type = 'k1'" in warning
     assert config_lib.warnings(make_config(loss__kl_type="k1", loss__kl_coef=0.0)) == []
