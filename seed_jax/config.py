@@ -60,8 +60,8 @@ def warnings(config: ConfigDict) -> list[str]:
         )
     if values["distill.kind"] == "gap_nll" and values["distill.gate"] == "outcome":
         found.append(
-            "distill.kind = 'gap_nll', distill.gate = 'outcome': this divergence can only reinforce, so in lost episodes "
-            "the gate reinforces what the teacher rejects; 'score' pushes it down"
+            "distill.kind = 'gap_nll', distill.gate = 'outcome': this divergence can only reinforce, so in lost "
+            "episodes the gate reinforces what the teacher rejects; 'score' pushes it down"
         )
     if values["loss.kl_type"] == "k1" and values["loss.kl_coef"] > 0:
         found.append(

@@ -52,7 +52,7 @@ def gate_weights(
     - soft_or: sigmoid(beta * (1 - (1 - entropy) (1 - gap))), SDAR's ablation: uncertain student or certain teacher
     - hard: 1 where gap > threshold, else 0
     - centered: sigmoid(beta * gap) - center; signed. With the mean gate as center the constant push disappears
-    - outcome: sigmoid(beta * sign(advantage) * gap); where the advantage is 0, as sig_gap. For "score", which pushes down
+    - outcome: sigmoid(beta * sign(advantage) * gap); at advantage 0, as sig_gap. For "score", which pushes down
         where the gap is negative: in a lost episode it is what the teacher rejects that passes
     - standardised: sigmoid(beta * gap / spread), so that beta counts standard deviations instead of nats
 
