@@ -296,6 +296,7 @@ PRESETS = {
             "adv.shape_floor": 0.1,
             "adv.shape_weight": 1.0,
             "loss.gen_coef": 0.01,
+            "hindsight.min_coverage_iterations": 0,  # a weak policy may have no mixed group for a while
             "hindsight.max_analysis_tokens": _analysis_in_a_row,
         },
     ),

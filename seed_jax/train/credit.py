@@ -66,7 +66,7 @@ def histories(
 ) -> dict[tuple[int, int], tuple[int, ...]]:
     """(episode's place, turn number) -> one number a level: equal numbers of level k mean equal last k observations.
 
-    Numbers are counted from 0 in each group and level. An episode that is shorter than k counts with its start.
+    Numbers are counted from 0 in each group and level. What is shorter than k equals only what is as short.
     """
     known: dict[tuple[int, int], dict[tuple[int, ...], int]] = defaultdict(dict)
     result = {}
@@ -77,8 +77,7 @@ def histories(
             numbers = []
             for level in range(1, levels + 1):
                 table = known[episode.group, level]
-                # An unfinished history is told apart from a longer one with the same end by its length.
-                numbers.append(table.setdefault((min(t + 1, level), *seen[-level:]), len(table)))
+                numbers.append(table.setdefault(seen[-level:], len(table)))
             result[e, t] = tuple(numbers)
     return result
 
