@@ -85,6 +85,17 @@ def test_importance_weight_of_equal_log_probs_changes_nothing():
 # -- the teacher's weights ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("teacher", ["old", "current"])
+def test_empty_skill_has_no_gap(teacher):
+    """Whatever the placement, an empty skill leaves the prompt alone (tests/hindsight/test_prompts.py)."""
+    samples = [s._replace(teacher_prompt=s.prompt) for s in make_samples(16)]
+    _, metrics = trainer("seed", **({} if teacher == "old" else {"distill__teacher": teacher}))(samples)
+    assert metrics["opd/coverage"] == 1
+    for name in ("opd/gap_size", "opd/gap_success", "opd/gap_failure", "update/distill_loss"):
+        assert abs(metrics[name]) < 1e-5, name
+    assert metrics["opd/gate_mean"] == pytest.approx(0.5, abs=1e-5) and metrics["opd/gate_std"] < 1e-3
+
+
 def test_current_teacher_is_the_old_one_in_the_first_step_only():
     one_step = make_samples(16)
     assert_close(trainer("seed", distill__teacher="current")(one_step)[0], trainer("seed")(one_step)[0])
@@ -212,8 +223,8 @@ def test_a_reflection_earns_the_gap_in_its_whole_group():
 def test_a_token_of_the_span_weighs_more():
     """Twice the weight is once more the gradient of the span alone, over the same denominator."""
     samples = [s._replace(span=np.arange(len(s.response)) % 2 == 0) for s in make_samples(16)]
-    weighted = trainer("seed", distill__span_weight=2.0, distill__denominator="all", loss__entropy_coef=0.0)
-    alone = trainer("seed", distill__denominator="all", loss__entropy_coef=0.0)
+    weighted = trainer("seed", distill__span_weight=2.0, distill__denominator="all")
+    alone = trainer("seed", distill__denominator="all")
     _, both = weighted(samples, rl=0.0)
     _, only = alone(samples, rl=0.0)
     _, everything = alone([s._replace(span=None) for s in samples], rl=0.0)
@@ -234,10 +245,9 @@ def test_the_losing_view_is_taught_by_its_margin():
     ]
     reader_rate, other_rate = np.mean([won[e] for e in (1, 3, 5, 7)]), np.mean([won[e] for e in (0, 2, 4, 6)])
     assert reader_rate - other_rate == 0.5
-    changes = {"loss__entropy_coef": 0.0}
-    got, metrics = trainer("seed", distill__rows="losing_view", **changes)(samples, rl=0.0)
+    got, metrics = trainer("seed", distill__rows="losing_view")(samples, rl=0.0, entropy=0.0)
     losers = [s if s.episode % 2 == 0 else s._replace(teacher_prompt=None) for s in samples]
-    want, expected = trainer("seed", **changes)(losers, rl=0.0, distill=0.25)
+    want, expected = trainer("seed")(losers, rl=0.0, entropy=0.0, distill=0.25)
     assert_close(got, want)
     assert metrics["update/distill_loss"] == pytest.approx(0.5 * expected["update/distill_loss"], rel=1e-5)
 
