@@ -148,7 +148,7 @@ def test_a_preset_keeps_what_it_does_not_name():
 
 
 def test_unknown_method():
-    with pytest.raises(ValueError, match="method 'ppo' is unknown; choose one of dapo, drgrpo, "):
+    with pytest.raises(ValueError, match="method 'ppo' is unknown; choose one of adrs, agentopsd, "):
         methods.apply(base.get_config(), "ppo")
 
 
