@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from seed_jax.config_rules import CHOICES
-from seed_jax.objectives import advantages, distill, policy_loss, schedules
+from seed_jax.objectives import advantages, distill, policy_loss, schedules, shaping
 from seed_jax.spans import SPANS
 from seed_jax.train import factors, objective
 from seed_jax.train.metrics import note_gap
@@ -58,7 +58,9 @@ def with_credit(samples):
 
 def test_choices_of_the_config_are_those_of_the_objective():
     assert set(CHOICES["adv.kind"]) == set(advantages.KINDS)
-    assert set(CHOICES["adv.shape"]) == set(advantages.SHAPES)
+    assert set(CHOICES["adv.shape"]) == set(shaping.SHAPES)
+    assert set(CHOICES["adv.shape_signal"]) == set(shaping.SIGNALS)
+    assert set(CHOICES["adv.shape_value"]) == set(shaping.VALUES)
     assert set(CHOICES["loss.kind"]) == set(policy_loss.POLICIES)
     assert set(CHOICES["loss.aggregation"]) == set(policy_loss.AGGREGATIONS)
     assert set(CHOICES["loss.kl_type"]) == set(policy_loss.KL_TYPES)
