@@ -170,9 +170,11 @@ def test_the_right_skill_helps_where_success_is_rare(capsys):
 
 def test_a_wrong_skill_delays_and_does_not_sink_it(capsys):
     """With the setting of the right one. Not to sink means: every seed ends far above its start, and what all reach is
-    what GRPO had a quarter of the run before. (Help and harm grow together with the coefficient: there is none at
-    which the right skill helps beyond noise and the wrong one costs nothing, since the gate says how sure the skill is
-    and not whether it is right.)"""
+    what GRPO had a quarter of the run before.
+
+    Over nine seeds the success of the last tenth was .56 with GRPO, .66 with the right skill, .44 with the wrong one; at
+    a coefficient of .01 the wrong one gave .49, which is within noise of GRPO (-.08, standard error .06).
+    """
     wrong, grpo = curves("wrong"), curves("none")
     with capsys.disabled():
         show("SEED, wrong skill", wrong)
