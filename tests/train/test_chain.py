@@ -172,8 +172,8 @@ def test_a_wrong_skill_delays_and_does_not_sink_it(capsys):
     """With the setting of the right one. Not to sink means: every seed ends far above its start, and what all reach is
     what GRPO had a quarter of the run before.
 
-    Over nine seeds the success of the last tenth was .56 with GRPO, .66 with the right skill, .44 with the wrong one; at
-    a coefficient of .01 the wrong one gave .49, which is within noise of GRPO (-.08, standard error .06).
+    Over nine seeds the success of the last tenth was .56 with GRPO, .66 with the right skill, .44 with the wrong one.
+    At a coefficient of .01 the wrong one gave .49, which is within noise of GRPO (-.08, standard error .06).
     """
     wrong, grpo = curves("wrong"), curves("none")
     with capsys.disabled():
