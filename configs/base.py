@@ -61,7 +61,8 @@ def _env() -> ConfigDict:
     # "auto" = ours where it equals TextWorld's, else TextWorld's | "native" = ours (pure Python) | "textworld" = the
     # real one with cached translations | "pip" = the real one as the package has it, a thousand times slower than ours
     env.engine = "auto"  # what plays the games
-    env.prompt = "released"  # "released" (wording of the published runs) | "compact" (short, for small models)
+    # "released" (wording of the published runs) | "compact" (short, for small models) | "react" (one transcript)
+    env.prompt = "released"  # style of the prompts
     env.max_steps = 30  # commands in an episode; then it counts as lost
     env.history = 5  # past turns shown in the prompt
     env.train_tasks = 3553  # tasks to train on (3553 = the official train split)
@@ -92,13 +93,19 @@ def _rollout() -> ConfigDict:
 def _hindsight() -> ConfigDict:
     hindsight = ConfigDict()
     # "none" | "self_hindsight" = the policy writes one after each episode | "external_hindsight" = another model does
-    # | "static_library" = a folder of markdown files | "skill_bank" = JSON in the form of SkillRL
+    # | "group_reflection" = the policy compares a lost and a won episode of each group | "peer_success" = the commands
+    # of another episode of the group that won | "env_feedback" = at each turn, what the environment answered to it |
+    # "peer_feedback" = both | "ground_truth" = the commands that solve the task, where the environment tells them |
+    # "static_library" = a folder of markdown files | "skill_bank" = JSON in the form of SkillRL
     hindsight.source = "self_hindsight"  # where skills come from
     hindsight.library = str(SKILLS / "alfworld")  # folder of skills; for a skill_bank its bank.json, or a JSON file
     # "task_type" = by the task's family | "keyword" = by words of its goal | "keyword_full_prompt" = by words of the
     # whole prompt, anew every turn (as published baselines do; keywords then also meet in observations) | "all"
     hindsight.retrieval = "task_type"  # which of a library's skills a task gets, once an episode
     hindsight.control = "none"  # instead of each skill: "none" = itself | "wrong_skill" = another task's | "placebo"
+    # "episode" | "step" = for the turns that the analyzer picks only | "episode_step" = for these, else the episode's
+    hindsight.granularity = "episode"  # what a written skill is for
+    hindsight.step_skills = 5  # skills of single turns in an episode, at most
     hindsight.max_analysis_tokens = 16384  # tokens of the prompt that shows an episode to the analyzer
     hindsight.max_skill_tokens = 256  # tokens the analyzer may write, and that a skill may add to a prompt
     hindsight.stop_json = False  # stop the analyzer at the brace that closes the first JSON object of its answer
@@ -107,6 +114,7 @@ def _hindsight() -> ConfigDict:
     # | "before_template" = before the whole chat
     hindsight.placement = "after_task_line"  # where a skill stands in a prompt
     hindsight.at_rollout = 0.0  # share of each group's training episodes that are played with a library's skill
+    hindsight.teach_readers = False  # the teacher of an episode that was played with a skill reads the prompt without
     hindsight.at_eval = "no"  # "no" | "yes" = the panel is played with a library's skills | "both" = without and with
     hindsight.min_coverage_iterations = 3  # stop with an error after so many iterations without any skill; 0 = never
     # external_hindsight: a service with the OpenAI protocol. Its key is read from the variable SEED_JAX_API_KEY.
@@ -120,8 +128,8 @@ def _hindsight() -> ConfigDict:
 def _advantage() -> ConfigDict:
     adv = ConfigDict()
     # "grpo" = reward relative to the group that shares a task | "drgrpo" = without its standard deviation | "rloo" =
-    # relative to the others | "gigpo" = grpo + the same for turns from equal observations | "reinforce_pp" = relative
-    # to the whole batch | "zero" = no reward signal
+    # relative to the others | "gigpo" = grpo + the same for turns from equal observations | "hgpo" = average over all
+    # lengths of equal history | "reinforce_pp" = relative to the whole batch | "zero" = no reward signal
     adv.kind = "grpo"  # how rewards become advantages
     adv.stat = "rows"  # group statistics over turn "rows" (long episodes weigh more) | over "episodes"
     adv.normalize = "std"  # "std" = (reward - mean) / (std + eps) | "mean" = reward - mean
@@ -131,14 +139,22 @@ def _advantage() -> ConfigDict:
     adv.invalid_penalty = "in_score"  # penalty: "in_score" = before normalisation | "after_norm" = from the advantage
     adv.penalty = 0.1  # penalty of an invalid turn, in units of reward (in_score) or of the advantage (after_norm)
     adv.step_weight = 1.0  # gigpo: weight of the advantage of single turns
-    adv.gamma = 0.95  # gigpo: discount of rewards a turn later
-    adv.anchor_similarity = 1.0  # gigpo: observations with this difflib ratio are the same; 1 = equal texts only
+    adv.history_power = 1.0  # hgpo: k equal observations weigh (k + 1)^history_power, k up to env.history + 1
+    adv.base_weight = 0.0  # hgpo: weight of the episode's advantage in the average
+    adv.gamma = 0.95  # gigpo, hgpo: discount of rewards a turn later
+    adv.anchor_similarity = 1.0  # gigpo, hgpo: observations with this difflib ratio are the same; 1 = equal texts only
     adv.overlong_buffer = 0  # tokens before max_response_tokens where a reply starts to cost reward; 0 = never
     adv.overlong_penalty = 1.0  # what a reply of max_response_tokens costs, in units of reward
     # "none" | "add_gap" = A + weight * gap | "mult_clip" = A times clip(exp(sign(A) * gap)), blended in by the weight |
-    # "add_gate" = A + weight * sigmoid(beta * gap); gap = teacher log-prob - student log-prob of a token
+    # "add_gate" = A + weight * sigmoid(beta * gap)
     adv.shape = "none"  # what the teacher does to the advantage of each token
     adv.shape_weight = 0.0  # the weight in it; distill.schedule applies to it
+    # "token" = teacher log-prob - student log-prob | "turn" = its mean over the turn, standardised in the group |
+    # "running" = sum of these means over the episode so far | "teacher" = teacher log-prob, centred in the turn, scaled
+    adv.shape_signal = "token"  # the gap in it
+    adv.shape_floor = 0.1  # turn: the standard deviation counts at least this much, in nats
+    # "none" = 1 | "agreement" = sigmoid(beta * (success of turns that agree with the teacher - that of the others))
+    adv.shape_value = "none"  # factor of the weight, by group
     adv.shape_clip = 0.2  # mult_clip: the factor stays in [1 - shape_clip, 1 + shape_clip]
     return adv
 
@@ -158,6 +174,8 @@ def _loss() -> ConfigDict:
     loss.importance_cap = 0.0  # cap of the weight exp(trainer - sampler log-prob) of a token; 0 = no such weight
     loss.kl_coef = 0.01  # weight of the divergence from the initial weights
     loss.kl_type = "k3"  # "k3" | "k1" | "k2", its estimates (objectives/policy_loss.py) | "full" = exact, as full_*
+    # the policy is trained as the analyzer: log-prob of its skills, times the gap that they make on won episodes
+    loss.gen_coef = 0.0  # weight of that
     loss.entropy_coef = 0.001  # weight of the entropy bonus
     return loss
 
@@ -170,7 +188,8 @@ def _distill() -> ConfigDict:
     # only): "full_rev" | "full_fwd" | "full_jsd"
     distill.kind = "gap_nll"  # divergence from the teacher; gap = teacher log-prob - log-prob of the sampled token
     # "sig_gap" = sigmoid(beta * gap) | "const" = 0.5 | "none" = 1 | "hard" = gap > threshold | "centered" = sig_gap -
-    # its mean | "outcome" = sigmoid(beta * sign(advantage) * gap) | "standardised" = sig_gap in standard deviations
+    # its mean | "outcome" = sigmoid(beta * sign(advantage) * gap) | "standardised" = sig_gap in standard deviations |
+    # "sig_entropy" = sigmoid(beta * entropy) | "soft_or" = sigmoid(beta * (1 - (1 - entropy) * (1 - gap)))
     distill.gate = "sig_gap"  # weight of each token; no gradient
     distill.beta = 5.0  # steepness of the gate, per nat (per standard deviation: standardised)
     distill.threshold = 0.0  # hard: the gap above which a token counts, in nats
@@ -186,8 +205,11 @@ def _distill() -> ConfigDict:
     distill.teacher = "old"  # weights of the teacher
     distill.ema_rate = 0.05  # ema: share of the new policy, once an iteration
     distill.refresh_every = 10  # periodic: iterations between copies
-    distill.rows = "with_skill"  # turns: all "with_skill" | of them only "failed_only" | "success_only" episodes
+    # all "with_skill" | of them only those of "failed_only" | of "success_only" episodes | "losing_view" = of the half
+    # of a group, with or without a skill in the prompt, that won less often, times the difference of success
+    distill.rows = "with_skill"  # turns
     distill.span = "all"  # tokens: "all" | of the "action" | of the "thought"
+    distill.span_weight = 0.0  # a token of the span weighs so many times another one; 0 = the others do not count
     distill.denominator = "masked"  # mean over the "masked" (distilled) tokens | over "all" response tokens
     # "const" | "linear" = to schedule_end, from iteration start to stop | "window" = only from start to stop |
     # "handoff" = linear over stop - start iterations, from when the gap has stopped shrinking (not before start)

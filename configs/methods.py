@@ -29,20 +29,30 @@ _LIBRARY = {
     "hindsight.retrieval": "task_type",
     "hindsight.placement": "before_template",
 }
+_IN_PROMPT = {"hindsight.placement": "user_prefix", "distill.kind": "none"}
 _EXTERNAL = {"hindsight.source": "external_hindsight"}
+_STEPWISE = {"hindsight.granularity": "episode_step"}
 _AS_SEED = {"distill.kind": "gap_nll", "distill.gate": "sig_gap"}
 _SDAR = {**_LIBRARY, **_AS_SEED, "distill.beta": 5.0, "distill.coef": 0.01}
 _EVALUATED = {**_ALONE, "loss.rl_coef": 0.0}
 _NO_REWARD = {"adv.kind": "zero", "loss.rl_coef": 0.0}
+_SHAPED = {"distill.kind": "none", "distill.gap": "old"}
+_MULTIPLIED = {**_SHAPED, "adv.shape": "mult_clip", "adv.shape_weight": 0.5, "adv.shape_clip": 0.2}
 _RLSD = {
-    "distill.kind": "none",
-    "distill.gap": "old",
-    "adv.shape": "mult_clip",
-    "adv.shape_weight": 0.5,
-    "adv.shape_clip": 0.2,
+    **_MULTIPLIED,
     "distill.schedule": "linear",
     "distill.schedule_start": 0,
     "distill.schedule_end": 0.0,
+}
+_LIKELIEST = {
+    **_NO_REWARD,
+    "hindsight.placement": "user_prefix",
+    "distill.kind": "topk_jsd",
+    "distill.top_k": 100,
+    "distill.support": "tail",
+    "distill.mix": 0.5,
+    "distill.gate": "none",
+    "distill.coef": 1.0,
 }
 _MEAN_ONLY = {"adv.normalize": "mean", "adv.std_floor": 0.0}
 _CLIP_HIGHER = {"loss.clip_low": 0.2, "loss.clip_high": 0.28}
@@ -53,18 +63,28 @@ def _fifth_of_a_reply(config: ConfigDict) -> int:
     return config.rollout.max_response_tokens // 5
 
 
+def _analysis_in_a_row(config: ConfigDict) -> int:
+    """Of longer episodes the middle is left out."""
+    room = config.pack.row_tokens - config.hindsight.max_skill_tokens
+    return min(config.hindsight.max_analysis_tokens, room)
+
+
 PRESETS = {
     # -- the comparison of arXiv 2607.14777, table 1, and its ablations
     "vanilla": Preset("the policy as it is; evaluated, not trained", "base", _EVALUATED),
+    "react": Preset(
+        "the policy with a transcript as its prompt (arXiv 2210.03629); evaluated, not trained",
+        "base",
+        {**_EVALUATED, "env.prompt": "react"},
+    ),
     "skill_prompt": Preset(
         "the policy with skills in its prompt; evaluated, not trained",
         "base",
         {
+            **_IN_PROMPT,
             "hindsight.source": "static_library",
             "hindsight.retrieval": "keyword",
-            "hindsight.placement": "user_prefix",
             "hindsight.at_eval": "yes",
-            "distill.kind": "none",
             "loss.rl_coef": 0.0,
         },
     ),
@@ -72,19 +92,12 @@ PRESETS = {
         "OPSD as in the published tables: gated distillation without reward", "base", {**_SDAR, **_NO_REWARD}
     ),
     "opsd_paper": Preset(
-        "OPSD (arXiv 2601.18734) over the likeliest tokens, with skills where it has the solution",
+        "OPSD (arXiv 2601.18734) over the likeliest tokens: the teacher sees the solution",
         "base",
         {
-            **_LIBRARY,
-            **_NO_REWARD,
-            "hindsight.placement": "user_prefix",
-            "distill.kind": "topk_jsd",
-            "distill.top_k": 100,
-            "distill.support": "tail",
-            "distill.mix": 0.5,
-            "distill.gate": "none",
+            **_LIKELIEST,
+            "hindsight.source": "ground_truth",
             "distill.teacher": "frozen_init",
-            "distill.coef": 1.0,
             "loss.kl_coef": 0.0,
             "loss.entropy_coef": 0.0,
         },
@@ -94,12 +107,11 @@ PRESETS = {
         "GRPO with skills in the prompt; evaluated without and with them",
         "base",
         {
+            **_IN_PROMPT,
             "hindsight.source": "static_library",
             "hindsight.retrieval": "keyword",
-            "hindsight.placement": "user_prefix",
             "hindsight.at_rollout": 1.0,
             "hindsight.at_eval": "both",
-            "distill.kind": "none",
         },
     ),
     "grpo_opsd_repro": Preset(
@@ -132,23 +144,28 @@ PRESETS = {
         "RLSD as in the published tables", "base", {**_LIBRARY, **_RLSD, "distill.schedule_stop": 100}
     ),
     "rlsd_paper": Preset(
-        "RLSD (arXiv 2604.03128), with skills where it has the answer",
+        "RLSD (arXiv 2604.03128): the teacher sees the solution",
         "base",
-        {**_LIBRARY, **_RLSD, "hindsight.placement": "user_prefix", "distill.schedule_stop": 50},
+        {
+            **_RLSD,
+            "hindsight.source": "ground_truth",
+            "hindsight.placement": "user_prefix",
+            "distill.schedule_stop": 50,
+        },
     ),
     "sdar": Preset("SDAR (arXiv 2605.15155)", "base", _SDAR),
     "opid": Preset(
-        "OPID (arXiv 2606.26790), episode skills only",
+        "OPID (arXiv 2606.26790): skills of critical steps, of the episode elsewhere",
         "base",
         {
             **_EXTERNAL,
+            **_STEPWISE,
             **_MEAN_ONLY,
+            **_SHAPED,
             "hindsight.placement": "after_task_line",
             "adv.kind": "drgrpo",
             "adv.shape": "add_gap",
             "adv.shape_weight": 0.001,
-            "distill.kind": "none",
-            "distill.gap": "old",
         },
     ),
     "seed": Preset("SEED (arXiv 2607.14777)", "stage1", {**_SELF, **_AS_SEED}),
@@ -164,6 +181,16 @@ PRESETS = {
             "hindsight.retrieval": "task_type",
             "hindsight.placement": "after_task_line",
         },
+    ),
+    "seed_step": Preset(
+        "SEED with skills for single steps only",
+        "stage1",
+        {**_SELF, **_AS_SEED, "hindsight.granularity": "step"},
+    ),
+    "seed_episode_step": Preset(
+        "SEED with skills for single steps, and that of the episode elsewhere",
+        "stage1",
+        {**_SELF, **_AS_SEED, **_STEPWISE},
     ),
     "seed_current": Preset(
         "SEED with the teacher of its algorithm 1: the moving weights",
@@ -207,48 +234,91 @@ PRESETS = {
         },
     ),
     "gigpo": Preset("GiGPO (arXiv 2505.10978)", "base", {**_ALONE, "adv.kind": "gigpo"}),
+    "hgpo": Preset(
+        "HGPO: GiGPO at every length of shared history",
+        "base",
+        {**_ALONE, "adv.kind": "hgpo"},
+    ),
     "gigpo_dynamic": Preset(
         "GiGPO with DAPO's filter and clip range", "base", {**_ALONE, **_CLIP_HIGHER, **_DYNAMIC, "adv.kind": "gigpo"}
     ),
     "skillrl": Preset(
         "SkillRL (arXiv 2602.08234) with a bank that does not grow",
         "base",
-        {
-            "hindsight.source": "skill_bank",
-            "hindsight.placement": "user_prefix",
-            "hindsight.at_rollout": 1.0,
-            "hindsight.at_eval": "yes",
-            "distill.kind": "none",
-        },
+        {**_IN_PROMPT, "hindsight.source": "skill_bank", "hindsight.at_rollout": 1.0, "hindsight.at_eval": "yes"},
     ),
     "sdpo": Preset(
-        "SDPO (arXiv 2601.20802), with the policy's hindsight where it has successful peers",
+        "SDPO (arXiv 2601.20802): the teacher sees a successful peer and what the environment answered",
         "base",
-        {
-            **_SELF,
-            **_NO_REWARD,
-            "hindsight.placement": "user_prefix",
-            "distill.kind": "topk_jsd",
-            "distill.top_k": 100,
-            "distill.support": "tail",
-            "distill.mix": 0.5,
-            "distill.gate": "none",
-            "distill.teacher": "ema",
-            "distill.ema_rate": 0.05,
-            "distill.coef": 1.0,
-        },
+        {**_LIKELIEST, "hindsight.source": "peer_feedback", "distill.teacher": "ema", "distill.ema_rate": 0.05},
     ),
     "serl": Preset(
-        "SERL (arXiv 2605.19447), with the policy's hindsight where it has the environment's feedback",
+        "SERL (arXiv 2605.19447): the teacher sees what the environment answered",
         "base",
         {
-            **_SELF,
             **_RLSD,
+            "hindsight.source": "env_feedback",
             "distill.schedule_stop": 50,
             "distill.span": "action",
             "distill.teacher": "periodic",
             "distill.refresh_every": 10,
             "loss.kl_coef": 0.0,
+        },
+    ),
+    "ucob": Preset(
+        "UCOB (arXiv 2606.29502) with a bank that does not grow: of two views, with and without a skill, the better "
+        "teaches the other",
+        "base",
+        {
+            "hindsight.source": "skill_bank",
+            "hindsight.placement": "user_prefix",
+            "hindsight.at_rollout": 0.5,
+            "hindsight.teach_readers": True,
+            "adv.kind": "gigpo",
+            "distill.kind": "topk_fwd",
+            "distill.top_k": 32,
+            "distill.support": "renorm",
+            "distill.gate": "sig_gap",
+            "distill.beta": 5.0,
+            "distill.rows": "losing_view",
+            "distill.span": "action",
+            "distill.span_weight": 2.0,
+            "distill.coef": 0.1,
+        },
+    ),
+    "grsd": Preset(
+        "GRSD (arXiv 2607.28076): gaps of whole turns against the group's, skills from groups with both outcomes",
+        "base",
+        {
+            **_MULTIPLIED,
+            "hindsight.source": "group_reflection",
+            "adv.shape_signal": "turn",
+            "adv.shape_floor": 0.1,
+            "adv.shape_weight": 1.0,
+            "loss.gen_coef": 0.01,
+            "hindsight.min_coverage_iterations": 0,  # a weak policy may have no mixed group for a while
+            "hindsight.max_analysis_tokens": _analysis_in_a_row,
+        },
+    ),
+    "agentopsd": Preset(
+        "AgentOPSD (arXiv 2608.05987): gaps of turns, added up over the episode",
+        "base",
+        {**_LIBRARY, **_MULTIPLIED, "adv.shape_signal": "running"},
+    ),
+    "adrs": Preset(
+        "ADRS (arXiv 2608.03223): the teacher's preferences, as far as agreeing with it pays in the group",
+        "base",
+        {
+            **_LIBRARY,
+            **_SHAPED,
+            "adv.shape": "add_gap",
+            "adv.shape_signal": "teacher",
+            "adv.shape_value": "agreement",
+            "adv.shape_weight": 0.02,
+            "distill.beta": 2.0,
+            "distill.schedule": "window",
+            "distill.schedule_start": 21,
+            "distill.schedule_stop": 70,
         },
     ),
 }

@@ -62,4 +62,7 @@ def get_config(variant: str = "seed") -> ConfigDict:
     methods.apply(config, method)
     if config.hindsight.at_rollout:
         config.pack.row_tokens = 200  # a turn and the skill that the policy read
+    if config.loss.gen_coef:
+        config.hindsight.max_analysis_tokens = 288
+        config.pack.row_tokens = 328  # an analysis and its answer
     return config

@@ -63,6 +63,11 @@ def warnings(config: ConfigDict) -> list[str]:
             f"distill.kind = 'gap_nll', distill.gate = {values['distill.gate']!r}: the gradient does not depend on the "
             "teacher; 'score' is a distillation without a gate"
         )
+    if values["distill.kind"] == "gap_nll" and values["distill.gate"] == "outcome":
+        found.append(
+            "distill.kind = 'gap_nll', distill.gate = 'outcome': this divergence can only reinforce, so in lost "
+            "episodes the gate reinforces what the teacher rejects; 'score' pushes it down"
+        )
     if values["loss.kl_type"] == "k1" and values["loss.kl_coef"] > 0:
         found.append(
             "loss.kl_type = 'k1': as a loss it pulls nowhere on average; 'k2' has the gradient of the divergence"

@@ -9,20 +9,34 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.dtype": ("float32", "bfloat16"),
     "model.remat": ("none", "dots", "full"),
     "env.engine": ("auto", "native", "textworld", "pip"),
-    "env.prompt": ("released", "compact"),
-    "hindsight.source": ("none", "self_hindsight", "external_hindsight", "static_library", "skill_bank"),
+    "env.prompt": ("released", "compact", "react"),
+    "hindsight.source": (
+        "none",
+        "self_hindsight",
+        "external_hindsight",
+        "group_reflection",
+        "peer_success",
+        "env_feedback",
+        "peer_feedback",
+        "ground_truth",
+        "static_library",
+        "skill_bank",
+    ),
+    "hindsight.granularity": ("episode", "step", "episode_step"),
     "hindsight.retrieval": ("task_type", "keyword", "keyword_full_prompt", "all"),
     "hindsight.control": ("none", "wrong_skill", "placebo"),
     "hindsight.placement": ("after_task_line", "user_prefix", "before_template", "system"),
     "hindsight.at_eval": ("no", "yes", "both"),
     "rollout.thinking": ("template", "on", "off"),
     "rollout.group_filter": ("off", "mask", "dynamic"),
-    "adv.kind": ("grpo", "drgrpo", "rloo", "gigpo", "reinforce_pp", "zero"),
+    "adv.kind": ("grpo", "drgrpo", "rloo", "gigpo", "hgpo", "reinforce_pp", "zero"),
     "adv.stat": ("rows", "episodes"),
     "adv.normalize": ("std", "mean"),
     "adv.invalid": ("format", "inadmissible"),
     "adv.invalid_penalty": ("in_score", "after_norm"),
     "adv.shape": ("none", "add_gap", "mult_clip", "add_gate"),
+    "adv.shape_signal": ("token", "turn", "running", "teacher"),
+    "adv.shape_value": ("none", "agreement"),
     "loss.kind": ("ppo_clip", "gspo", "gspo_token", "reinforce"),
     "loss.aggregation": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"),
     "loss.kl_type": ("k3", "k1", "k2", "full"),
@@ -41,10 +55,20 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "topk_jsd",
     ),
     "distill.support": ("tail", "renorm"),
-    "distill.gate": ("sig_gap", "const", "none", "hard", "centered", "outcome", "standardised"),
+    "distill.gate": (
+        "sig_gap",
+        "const",
+        "none",
+        "hard",
+        "centered",
+        "outcome",
+        "standardised",
+        "sig_entropy",
+        "soft_or",
+    ),
     "distill.gap": ("current", "old"),
     "distill.teacher": ("old", "current", "ema", "periodic", "frozen_init"),
-    "distill.rows": ("with_skill", "failed_only", "success_only"),
+    "distill.rows": ("with_skill", "failed_only", "success_only", "losing_view"),
     "distill.span": ("all", "action", "thought"),
     "distill.denominator": ("masked", "all"),
     "distill.schedule": ("const", "linear", "window", "handoff"),
@@ -75,6 +99,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "hindsight.max_analysis_tokens": 1,
     "hindsight.max_skill_tokens": 1,
     "hindsight.min_words": 1,
+    "hindsight.step_skills": 1,
     "hindsight.min_coverage_iterations": 0,
     "hindsight.api_workers": 1,
     "optim.warmup_steps": 0,
@@ -108,23 +133,28 @@ NOT_NEGATIVE = (
     "adv.std_floor",
     "adv.penalty",
     "adv.step_weight",
+    "adv.history_power",
+    "adv.base_weight",
     "adv.overlong_penalty",
     "adv.shape_weight",
+    "adv.shape_floor",
     "loss.rl_coef",
     "loss.clip_high",
     "loss.importance_cap",
     "loss.kl_coef",
+    "loss.gen_coef",
     "loss.entropy_coef",
     "distill.beta",
     "distill.coef",
     "distill.clip",
+    "distill.span_weight",
     "distill.schedule_end",
     "optim.weight_decay",
 )
 FRACTIONS = ("adv.shape_clip", "loss.clip_low", "optim.b1", "optim.b2")
 SHARES = ("env.data_fraction", "adv.gamma", "adv.anchor_similarity", "distill.ema_rate")
 NAMES = ("method", "model.init", "env.name", "env.data", "env.size")
-SWITCHES = ("rollout.require_think", "hindsight.stop_json", "log.tensorboard")
+SWITCHES = ("rollout.require_think", "hindsight.stop_json", "hindsight.teach_readers", "log.tensorboard")
 TEXTS = ("hindsight.library", "hindsight.api_url", "hindsight.api_model")  # may be empty
 OTHER = (
     "mesh.fsdp",
@@ -137,6 +167,7 @@ OTHER = (
 )
 
 _LIBRARIES = ("static_library", "skill_bank")
+_OF_GROUPS = ("group_reflection", "peer_success", "peer_feedback")
 _ANEW = "keyword_full_prompt"
 
 
@@ -144,7 +175,7 @@ _ANEW = "keyword_full_prompt"
 COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
     (
         ("adv.kind", "rollout.group"),
-        lambda kind, group: kind in ("grpo", "drgrpo", "rloo", "gigpo") and group < 2,
+        lambda kind, group: kind in ("grpo", "drgrpo", "rloo", "gigpo", "hgpo") and group < 2,
         "a reward is compared inside its group, so a group needs 2 episodes or more",
     ),
     (
@@ -232,6 +263,60 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         lambda share, kind, shape: share == 1 and (kind != "none" or shape != "none"),
         "the policy would read what its teacher reads, so there is nothing to distill; lower the share, or set "
         "distill.kind = 'none' and adv.shape = 'none'",
+    ),
+    (
+        ("hindsight.source", "rollout.group"),
+        lambda source, group: source in _OF_GROUPS and group < 2,
+        "an episode learns from others of its group, which needs 2 or more; raise the second",
+    ),
+    (
+        ("loss.gen_coef", "hindsight.source", "distill.kind", "adv.shape"),
+        lambda coef, source, kind, shape: (
+            coef > 0 and (source not in ("self_hindsight", "group_reflection") or (kind == shape == "none"))
+        ),
+        "only skills that the policy writes itself, for a teacher, can be trained; set loss.gen_coef = 0.0",
+    ),
+    (
+        ("loss.gen_coef", "pack.row_tokens", "hindsight.max_analysis_tokens", "hindsight.max_skill_tokens"),
+        lambda coef, row, prompt, skill: coef > 0 and row < prompt + skill,
+        "a row must hold an analysis; raise the second to the sum of the others, or lower these",
+    ),
+    (
+        ("loss.gen_coef", "pack.scored_tokens_per_row", "hindsight.max_skill_tokens"),
+        lambda coef, scored, skill: coef > 0 and scored < skill,
+        "a row must score a whole analysis; raise the second to the third, or lower this",
+    ),
+    (
+        ("hindsight.granularity", "hindsight.source"),
+        lambda granularity, source: (
+            granularity != "episode" and source not in ("none", "self_hindsight", "external_hindsight")
+        ),
+        "only an analyzer of single episodes writes skills for steps; set hindsight.granularity = 'episode'",
+    ),
+    (
+        ("hindsight.teach_readers", "hindsight.at_rollout"),
+        lambda teach, share: teach and not 0 < share < 1,
+        "no episode is played with a skill, or every one; set the second to a share in between, or the first to False",
+    ),
+    (
+        ("distill.rows", "hindsight.teach_readers"),
+        lambda rows, teach: rows == "losing_view" and not teach,
+        "both views need a teacher; set hindsight.teach_readers = True (and hindsight.at_rollout = 0.5)",
+    ),
+    (
+        ("distill.span_weight", "distill.span"),
+        lambda weight, span: weight > 0 and span == "all",
+        "there are no tokens beside the span; set distill.span = 'action', or distill.span_weight = 0.0",
+    ),
+    (
+        ("adv.shape_signal", "adv.shape_value", "adv.shape"),
+        lambda signal, value, shape: shape == "none" and (signal, value) != ("token", "none"),
+        "the advantage keeps its shape; set the first two to 'token' and 'none', or adv.shape = 'mult_clip'",
+    ),
+    (
+        ("adv.shape_signal", "adv.shape_value", "distill.gap"),
+        lambda signal, value, gap: gap != "old" and (signal, value) != ("token", "none"),
+        "what looks at the whole batch is computed before any step; set distill.gap = 'old'",
     ),
     (
         ("hindsight.source", "hindsight.library"),

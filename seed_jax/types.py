@@ -40,10 +40,27 @@ class Completion(NamedTuple):
 
 
 class Skill(NamedTuple):
-    """A hindsight skill: what happened, and the lesson that goes into the teacher prompt."""
+    """A hindsight skill: what happened, and the lesson that goes into the teacher prompt.
+
+    steps: lessons for single turns, (number of the turn from 0, text), which go there instead of `text`. A text of ""
+    leaves the teacher with the bare prompt, None without any; then only the turns in `steps` have a teacher.
+    """
 
     summary: str
-    text: str
+    text: str | None
+    steps: tuple[tuple[int, str], ...] = ()
+
+    def at(self, turn: int) -> str | None:
+        """What the teacher reads at a turn."""
+        return dict(self.steps).get(turn, self.text)
+
+
+class Written(NamedTuple):
+    """What the policy wrote as the analyzer: prompt and answer, and the log-probs of the answer's tokens."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: np.ndarray
 
 
 @dataclass
@@ -70,7 +87,8 @@ class Turn:
 class Episode:
     """One played task. `group` numbers the task inside its batch; episodes of a group share the task.
 
-    skill: what the teacher reads; skill_error: why there is none; given: what the policy read itself while it played
+    skill: what the teacher reads; skill_error: why there is none; given: what the policy read itself while it played;
+    written: the policy's own analysis; peer: an episode of the group with which it is compared there
     """
 
     task_id: str
@@ -85,3 +103,5 @@ class Episode:
     skill: Skill | None = None
     skill_error: str | None = None
     given: Skill | None = None
+    written: Written | None = None
+    peer: Episode | None = None

@@ -1,4 +1,7 @@
-"""Tests run on eight virtual CPU devices. The variables count only if they are set before jax is imported."""
+"""Tests run on eight virtual CPU devices. The variables count only if they are set before jax is imported.
+
+Programs are compiled without LLVM's optimizations: most are run a few times only, and compiling takes half as long.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 
 import pytest
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 

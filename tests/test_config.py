@@ -109,6 +109,14 @@ def test_every_field_has_a_comment():
         ("distill__top_k", 0),
         ("distill__schedule_patience", 0),
         ("adv__shape", "turn_mult"),
+        ("adv__shape_signal", "row"),
+        ("adv__shape_value", "reward"),
+        ("adv__history_power", -1.0),
+        ("distill__span_weight", -1.0),
+        ("hindsight__granularity", "turn"),
+        ("hindsight__step_skills", 0),
+        ("hindsight__teach_readers", "yes"),
+        ("loss__gen_coef", -0.1),
         ("adv__shape_clip", 1.0),
         ("adv__gamma", 1.1),
         ("adv__overlong_buffer", -1),
@@ -189,6 +197,39 @@ def test_impossible_value_names_field_and_value(field, value):
             {"distill__schedule": "window", "distill__kind": "none", "hindsight__source": "none"},
             ["distill.schedule = 'window'", "distill.kind = 'none'"],
         ),
+        (
+            {**LIBRARY, "hindsight__granularity": "step"},
+            ["hindsight.granularity = 'step'", "hindsight.source = 'static_library'"],
+        ),
+        (
+            {"hindsight__source": "peer_success", "adv__kind": "zero", "rollout__group": 1},
+            ["hindsight.source = 'peer_success'", "rollout.group = 1"],
+        ),
+        ({"hindsight__teach_readers": True}, ["hindsight.teach_readers = True", "hindsight.at_rollout = 0.0"]),
+        ({"distill__rows": "losing_view"}, ["distill.rows = 'losing_view'", "hindsight.teach_readers = False"]),
+        ({"distill__span_weight": 2.0}, ["distill.span_weight = 2.0", "distill.span = 'all'"]),
+        (
+            {"adv__shape_signal": "turn", "distill__gap": "old"},
+            ["adv.shape_signal = 'turn'", "adv.shape = 'none'"],
+        ),
+        (
+            {"adv__shape": "add_gap", "adv__shape_value": "agreement"},
+            ["adv.shape_value = 'agreement'", "distill.gap = 'current'"],
+        ),
+        (
+            {**LIBRARY, "loss__gen_coef": 0.1, "hindsight__max_analysis_tokens": 1000},
+            ["loss.gen_coef = 0.1", "hindsight.source = 'static_library'"],
+        ),
+        ({"loss__gen_coef": 0.1}, ["loss.gen_coef = 0.1", "pack.row_tokens", "max_analysis_tokens = 16384"]),
+        (
+            {
+                "loss__gen_coef": 0.1,
+                "hindsight__max_analysis_tokens": 2000,
+                "hindsight__max_skill_tokens": 1100,
+                "pack__teacher_row_tokens": 9000,
+            },
+            ["loss.gen_coef = 0.1", "pack.scored_tokens_per_row = 1024", "hindsight.max_skill_tokens = 1100"],
+        ),
         ({"adv__overlong_buffer": 513}, ["adv.overlong_buffer = 513", "rollout.max_response_tokens = 512"]),
         ({"adv__normalize": "mean", "adv__std_floor": 1.0}, ["adv.normalize", "adv.std_floor"]),
         (
@@ -229,6 +270,9 @@ def test_warnings():
     assert config_lib.warnings(make_config()) == []
     (warning,) = config_lib.warnings(make_config(distill__gate="const"))
     assert "distill.kind = 'gap_nll', distill.gate = 'const'" in warning
+    (warning,) = config_lib.warnings(make_config(distill__gate="outcome"))
+    assert "distill.gate = 'outcome'" in warning and "'score' pushes it down" in warning
+    assert config_lib.warnings(make_config(distill__gate="outcome", distill__kind="score")) == []
     (warning,) = config_lib.warnings(make_config(loss__kl_type="k1"))
     assert "loss.kl_type = 'k1'" in warning
     assert config_lib.warnings(make_config(loss__kl_type="k1", loss__kl_coef=0.0)) == []

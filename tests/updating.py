@@ -11,8 +11,9 @@ import pytest
 
 from configs import base, methods
 from seed_jax import sharding
+from seed_jax.models import transformer
 from seed_jax.models.spec import ModelSpec, init_params
-from seed_jax.train.objective import choices
+from seed_jax.train.factors import choices
 from seed_jax.train.packing import Sample, Shape, pack
 from seed_jax.train.state import init_state, state_shardings
 from seed_jax.train.update import build_optimizer, build_update, hyper
@@ -96,6 +97,40 @@ def make_samples(count: int = 24, seed: int = 0, *, skills: bool = True, won: bo
         logprobs = -rng.uniform(2, 6, len(response)).astype(np.float32)
         samples.append(Sample(prompt, response, teacher, logprobs, reward, bool(rng.random() < 0.4), i // 8, i // 2))
     return samples
+
+
+def written(samples, seed: int = 2):
+    """What the policy wrote about three episodes of the first group, one of which lost."""
+    rng = np.random.default_rng(seed)
+    draw = lambda low, high: rng.integers(1, SPEC.vocab_size, rng.integers(low, high)).tolist()  # noqa: E731
+    firsts = [next(s for s in samples if s.episode == episode) for episode in (0, 1, 2)]
+    return [
+        Sample(draw(4, 9), response := draw(2, 6), None, np.full(len(response), -3.0), group=s.group, episode=s.episode,
+               generated=True)
+        for s in firsts
+    ]  # fmt: skip
+
+
+def turn_logprobs(params, prompts, responses, width: int = 24, longest: int = 6):
+    """Every turn alone in its row, no packing: (log-probs, entropies, mask), each [turns, longest response]."""
+    tokens, segments = np.zeros((2, len(prompts), width), np.int32)
+    place, target, mask = np.zeros((3, len(prompts), longest), np.int32)
+    for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        tokens[i, : len(prompt) + len(response)] = [*prompt, *response]
+        segments[i, : len(prompt) + len(response)] = 1
+        place[i, : len(response)] = np.arange(len(prompt), len(prompt) + len(response)) - 1
+        target[i, : len(response)], mask[i, : len(response)] = response, 1
+    return *score_rows(params, tokens, segments, place, target), mask.astype(bool)
+
+
+@jax.jit
+def score_rows(params, tokens, segments, place, target):
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    hidden = transformer.hidden_states(params, SPEC, tokens, segments, positions)
+    logp = jax.nn.log_softmax(transformer.unembed(params, SPEC, hidden))
+    logp = jnp.take_along_axis(logp, place[:, :, None], axis=1)
+    entropy = -(jnp.exp(logp) * logp).sum(-1)
+    return jnp.take_along_axis(logp, target[:, :, None], axis=2)[..., 0], entropy
 
 
 def leaves(state):

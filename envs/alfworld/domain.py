@@ -41,6 +41,12 @@ class AlfworldDomain:
     def parse(self, reply: str) -> actions.Action:
         return actions.parse(reply, require_think=self.require_think)
 
+    def solution(self, task: Task) -> list[str]:
+        """The commands that solve the task."""
+        game = make(task.source)
+        game.reset()
+        return list(game.walkthrough or ())
+
     def true_skill(self, task: Task) -> str:
         """The skill that the rule-based annotator writes for the task's own walkthrough."""
         game = make(task.source, self.engine)

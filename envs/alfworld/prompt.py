@@ -1,7 +1,9 @@
-"""The ALFWorld acting prompt in two styles.
+"""The ALFWorld acting prompt in three styles.
 
 `released` is the wording of the published checkpoints, character for character, so that weights can be exchanged.
 `compact` carries the same information in about a tenth of the tokens, for models small enough to train on a CPU.
+`react` shows the episode as one transcript of actions and observations (in the manner of ReAct, arXiv 2210.03629), to
+be continued by a thought and an action; the wording is ours, and earlier thoughts are not repeated.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-STYLES = ("released", "compact")
+STYLES = ("released", "compact", "react")
 TASK_MARK = "Your task is to: "
 
 # The first form ends its sixth line with a space, the later form does not. Both are kept as published.
@@ -41,6 +43,17 @@ Now it's your turn to take an action.
 {_REASON}
 {_CHOOSE}
 """
+
+_REACT = """\
+Solve a household task by interleaving Thought, Action and Observation: a Thought reasons about what has been observed,
+an Action is one of the admissible ones, and an Observation is what the environment answers.
+Your task is to: {task}.
+
+{transcript}
+Admissible actions: {actions}.
+
+Now it's your turn: write Thought {number} within <think> </think> tags, \
+then Action {number} within <action> </action> tags."""
 
 _BANNER = re.compile(r"\A\s*-=.*?=-\s*")
 _TASK_SENTENCE = re.compile(re.escape(TASK_MARK) + r"[^\n]*")
@@ -78,7 +91,7 @@ def build(
     """The user message for one environment step (before the chat template).
 
     Args:
-        style: "released" or "compact".
+        style: one of STYLES.
         goal: the task without its final period, as `task_goal` returns it.
         history: (observation before, command, result) of the commands already taken, oldest first; all of them or only
             the most recent. An empty command stands for a turn that named none.
@@ -105,6 +118,8 @@ def build(
     shown = list(history[max(0, len(history) - history_length) :])
     if style == "compact":
         return _compact(goal, shown, observation, admissible)
+    if style == "react":
+        return _react(goal, shown, observation, admissible, steps_taken)
     return _released(goal, shown, observation, admissible, steps_taken, first_observation)
 
 
@@ -144,10 +159,24 @@ def _compact(goal: str, shown: list[HistoryEntry], observation: str, admissible:
     lines = (
         f"your task is to: {goal}",
         f"history: {' ; '.join(items) or 'none'}",
-        f"now: {_one_line(_TASK_SENTENCE.sub('', strip_banner(observation)))}",
+        f"now: {_seen(observation)}",
         f"actions: {' / '.join(offered) or 'none'}",
     )
     return "\n".join(lines)
+
+
+def _react(goal: str, shown: list[HistoryEntry], observation: str, admissible: Sequence[str], steps_taken: int) -> str:
+    first = steps_taken - len(shown) + 1
+    transcript = [
+        f"Observation {number}: {_seen(before)}\nAction {number}: {command or _NO_COMMAND}"
+        for number, (before, command, _) in enumerate(shown, start=first)
+    ]
+    return _REACT.format(
+        task=goal.removesuffix("."),
+        transcript="\n".join([*transcript, f"Observation {steps_taken + 1}: {_seen(observation)}"]),
+        actions=", ".join(command for command in admissible if command != "help"),
+        number=steps_taken + 1,
+    )
 
 
 def offered_commands(admissible: Sequence[str]) -> list[str]:
@@ -160,6 +189,11 @@ def _task_description(reset_text: str) -> str:
     if not mark or not after.strip():
         raise ValueError(f"no {TASK_MARK!r} sentence in {reset_text[:200]!r}; pass the text that reset() returned")
     return after.strip()
+
+
+def _seen(observation: str) -> str:
+    """An observation in one line, without banner and task."""
+    return _one_line(_TASK_SENTENCE.sub("", strip_banner(observation)))
 
 
 def _one_line(text: str) -> str:

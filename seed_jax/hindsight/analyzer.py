@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from seed_jax import tokenizer as tok
 from seed_jax.hindsight.parsing import explain
 from seed_jax.hindsight.prompts import analysis_prompt
-from seed_jax.types import Completion, Episode, SamplingParams
+from seed_jax.types import Completion, Episode, SamplingParams, Written
 
 # Request paths of the analyzer must not meet those of acting: same seed, other stream.
 ANALYSIS_STREAM = 1 << 30
@@ -33,20 +33,22 @@ class Analysis:
         self.params = SamplingParams(hindsight.max_skill_tokens, temperature=0.0, stop_json=hindsight.stop_json)
         self.counts: Counter = Counter(analyzed=0, parsed=0, elided=0)
         self.asked: dict[int, Episode] = {}  # by identity
-        self.waiting: dict[int, Episode] = {}
+        self.waiting: dict[int, tuple[Episode, list[int]]] = {}
 
     def ask(self, *episodes: Episode) -> None:
         """Submits what can be analyzed and was not submitted before."""
         played = [episode for episode in _analyzable(episodes) if id(episode) not in self.asked]
-        _, prompts = _fit(self.tokenizer, played, self.hindsight.max_analysis_tokens, self.style, self.counts)
+        _, prompts = _fit(self.tokenizer, played, self.hindsight, self.style, self.counts)
         for episode, prompt in zip(played, prompts, strict=True):
             key = self.sampler.key((self.stream, episode.index, 0))
-            self.waiting[self.sampler.submit(prompt, self.params, key)] = episode
+            self.waiting[self.sampler.submit(prompt, self.params, key)] = episode, prompt
             self.asked[id(episode)] = episode
 
     def take(self, handle: int, completion: Completion) -> None:
+        episode, prompt = self.waiting.pop(handle)
+        episode.written = Written(prompt, completion.tokens, completion.logprobs)
         text = tok.decode(self.tokenizer, completion.tokens)
-        _take(self.waiting.pop(handle), text, completion.finish, self.hindsight.min_words, self.counts)
+        _take(episode, text, completion.finish, self.hindsight.min_words, self.counts)
 
     def finish(self) -> Counter:
         """Waits for all answers, and returns the counts."""
@@ -78,7 +80,7 @@ def analyze_elsewhere(client, tokenizer, episodes: Sequence[Episode], hindsight,
     """As `analyze`, by the model behind `client`; a request that failed for good counts as rejected/failed."""
     counts: Counter = Counter(analyzed=0, parsed=0, elided=0)
     played = _analyzable(episodes)
-    texts, _ = _fit(tokenizer, played, hindsight.max_analysis_tokens, style, counts)
+    texts, _ = _fit(tokenizer, played, hindsight, style, counts)
     for episode, (text, finish) in zip(played, client.ask(texts, hindsight.max_skill_tokens), strict=True):
         _take(episode, text, finish, hindsight.min_words, counts)
     return counts
@@ -98,21 +100,22 @@ def _take(episode: Episode, text: str, finish: str, min_words: int, counts: Coun
         counts[f"rejected/{episode.skill_error}"] += 1
 
 
-def _fit(tokenizer, episodes, max_tokens: int, style: str, counts: Counter) -> tuple[list[str], list[list[int]]]:
+def _fit(tokenizer, episodes, hindsight, style: str, counts: Counter) -> tuple[list[str], list[list[int]]]:
     """Prompts as (texts, ids); of a long episode the first and the last steps stay and as few middle ones as needed are
     left out."""
-    texts = [analysis_prompt(episode, style) for episode in episodes]
+    max_tokens, steps = hindsight.max_analysis_tokens, hindsight.step_skills * (hindsight.granularity != "episode")
+    texts = [analysis_prompt(episode, style, steps=steps) for episode in episodes]
     ids = tok.encode_prompts(tokenizer, texts)
     for index, episode in enumerate(episodes):
         elide = 0
         while len(ids[index]) > max_tokens:
             elide += 1
-            if elide > len(episode.turns) - 2:
+            if elide > max(len(e.turns) for e in (episode, episode.peer) if e) - 2:
                 raise ValueError(
                     f"episode {episode.task_id}: its first and last step alone exceed "
                     f"hindsight.max_analysis_tokens={max_tokens}; raise it"
                 )
-            texts[index] = analysis_prompt(episode, style, elide)
+            texts[index] = analysis_prompt(episode, style, elide, steps)
             ids[index] = tok.encode_prompts(tokenizer, [texts[index]])[0]
         counts["elided"] += elide > 0
     return texts, ids

@@ -17,6 +17,7 @@ from seed_jax.types import Skill
 
 SKILL_KEY = "episode_skill"
 SUMMARY_KEY = "episode_summary"
+STEPS_KEY = "step_skills"
 REASONS = ("no_json", "unfinished", "no_skill", "not_text", "template", "too_short")
 
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -38,6 +39,7 @@ def parse_skill(text: str, min_words: int = 1) -> Skill | None:
 def explain(text: str, min_words: int = 1) -> tuple[Skill | None, str]:
     """The skill and "", or None and one of REASONS.
 
+    Entries of a list `step_skills`, {"step": number from 1, "skill": text}, come along where they are usable.
     The first JSON object with the key `episode_skill` counts: fenced blocks before the rest, outer objects before the
     ones nested in them. A missing or non-text summary becomes "".
 
@@ -71,7 +73,20 @@ def _check(record: dict[str, Any], min_words: int) -> tuple[Skill | None, str]:
         return None, "template"
     if len(skill.split()) < max(1, min_words):
         return None, "too_short"
-    return Skill(_encodable(summary).strip() if isinstance(summary, str) else "", skill), ""
+    summary = _encodable(summary).strip() if isinstance(summary, str) else ""
+    return Skill(summary, skill, _steps(record.get(STEPS_KEY), min_words)), ""
+
+
+def _steps(value: Any, min_words: int) -> tuple[tuple[int, str], ...]:
+    """Usable skills of single steps, (turn from 0, text); the answer counts steps from 1. Each step has one."""
+    found: dict[int, str] = {}
+    for record in value if isinstance(value, list) else ():
+        step, text = (record.get("step"), record.get("skill")) if isinstance(record, dict) else (None, None)
+        if isinstance(step, int) and not isinstance(step, bool) and step >= 1 and isinstance(text, str):
+            text = _encodable(text).strip()
+            if not _is_template(text) and len(text.split()) >= max(1, min_words):
+                found.setdefault(step - 1, text)
+    return tuple(found.items())
 
 
 def _is_template(skill: str) -> bool:

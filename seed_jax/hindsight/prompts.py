@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from seed_jax import tokenizer as tok
 from seed_jax.types import Episode
 
-STYLES = ("released", "compact")
+STYLES = ("released", "compact", "react")
 PLACEMENTS = ("after_task_line", "user_prefix", "before_template", "system")
 
 _TASK_LINE = re.compile(
@@ -20,7 +20,7 @@ _TASK_LINE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _TURN_LINE = re.compile(r"^Now it's your turn", re.MULTILINE)
-_HEADING = {  # of a skill somebody wrote about an episode, and of one from a library
+_HEADING = {  # of a skill somebody wrote about an episode, of one from a library, and of what was observed
     ("hindsight", "released"): (
         "**Hindsight skill for this episode**\n"
         "A lesson from an earlier attempt at this task; use it where it applies:\n[{skill}]"
@@ -28,13 +28,30 @@ _HEADING = {  # of a skill somebody wrote about an episode, and of one from a li
     ("library", "released"): "**Skills for this kind of task**\nUse them where they apply:\n{skill}",
     ("hindsight", "compact"): "hint: {skill}",
     ("library", "compact"): "hint: {skill}",
+    ("evidence", "released"): "**What is known afterwards**\n{skill}",
+    ("evidence", "compact"): "hint: {skill}",
+}
+_LESSONS = {  # outcome of the episode, None for a pair -> (what the prompt shows, what it asks for)
+    True: (
+        "is an episode that an agent has just finished",
+        "a reusable workflow: in which order to act, and how to decide at each point",
+    ),
+    False: (
+        "is an episode that an agent has just finished",
+        "what to avoid: the mistake that cost the episode, and the signs by which to notice it early",
+    ),
+    None: (
+        "is a failed and a successful attempt of an agent at the same task",
+        "what made the difference, as DO: what to do, and AVOID: what not to do",
+    ),
 }
 _ELIDED = "({count} steps left out)"
 
 
 def skill_block(skill: str, style: str, heading: str = "hindsight") -> str:
-    """A skill under its heading ("hindsight" or "library"); "" for an empty skill."""
-    return _HEADING[heading, style].format(skill=skill.strip()) if skill.strip() else ""
+    """A skill under its heading ("hindsight", "library" or "evidence"); "" for an empty skill."""
+    wording = "compact" if style == "compact" else "released"
+    return _HEADING[heading, wording].format(skill=skill.strip()) if skill.strip() else ""
 
 
 def insert_skill(prompt: str, skill: str, style: str, heading: str = "hindsight") -> str:
@@ -87,37 +104,50 @@ def _gap(style: str) -> str:
     return "\n" if style == "compact" else "\n\n"
 
 
-def analysis_prompt(episode: Episode, style: str, elide: int = 0) -> str:
-    """What the analyzer reads about a finished episode. `elide` middle steps are left out, and the text says so."""
+def analysis_prompt(episode: Episode, style: str, elide: int = 0, steps: int = 0) -> str:
+    """What the analyzer reads about a finished episode, or about it and its `peer`, a lost and a won one of a group.
+
+    elide: so many middle steps of an episode are left out, and the text says so; steps: lessons for single steps that
+    are asked for at most.
+    """
     if style not in STYLES:
         raise ValueError(f"prompt style {style!r} is unknown; use one of {', '.join(STYLES)}")
-    outcome = "success" if episode.won else "failure"
-    steps = [_step_text(number, turn, style) for number, turn in enumerate(episode.turns, 1)]
-    if elide:
-        first = (len(steps) - elide + 1) // 2
-        steps[first : first + elide] = [_ELIDED.format(count=elide)]
+    told = [line for e in (episode, episode.peer) if e for line in _told(e, style, elide)]
     if style == "compact":
-        return "\n".join([f"your task is to: {episode.goal}", f"outcome: {outcome}", *steps, "write the skill"])
-    lesson = {
-        True: "a reusable workflow: in which order to act, and how to decide at each point",
-        False: "what to avoid: the mistake that cost the episode, and the signs by which to notice it early",
-    }[episode.won]
+        wanted = f"write the skill and those of {steps} steps" if steps else "write the skill"
+        return "\n".join([f"your task is to: {episode.goal}", *told, wanted])
+    subject, lesson = _LESSONS[None if episode.peer else episode.won]
+    shape, keys = '{"episode_summary": "<text>", "episode_skill": "<text>"', "two keys"
+    more = []
+    if steps:
+        shape, keys = f'{shape}, "step_skills": [{{"step": <number>, "skill": "<text>"}}]', "three keys"
+        more = [f"3. step_skills: for up to {steps} decisive steps, what to do there; [] if there are none."]
     return "\n".join(
         [
-            "Below is an episode that an agent has just finished. Analyze it and answer with one JSON object,",
+            f"Below {subject}. Analyze it and answer with one JSON object,",
             "and nothing else.",
-            "The object has exactly two keys:",
+            f"The object has exactly {keys}:",
             "1. episode_summary: what happened, in one or two sentences.",
             f"2. episode_skill: {lesson}.",
             "   One short statement addressed to the agent, useful the next time it meets this task.",
-            'Format: {"episode_summary": "<text>", "episode_skill": "<text>"}',
+            *more,
+            f"Format: {shape}}}",
             "",
             f"Task: {episode.goal}",
-            f"Outcome: {outcome}",
-            "Episode:",
-            *steps,
+            *told,
         ]
     )
+
+
+def _told(episode: Episode, style: str, elide: int) -> list[str]:
+    """Outcome and steps of one episode."""
+    steps = [_step_text(number, turn, style) for number, turn in enumerate(episode.turns, 1)]
+    elide = min(elide, len(steps) - 2)
+    if elide > 0:
+        first = (len(steps) - elide + 1) // 2
+        steps[first : first + elide] = [_ELIDED.format(count=elide)]
+    outcome = "success" if episode.won else "failure"
+    return [f"outcome: {outcome}", *steps] if style == "compact" else [f"Outcome: {outcome}", "Episode:", *steps]
 
 
 def _step_text(number: int, turn, style: str) -> str:

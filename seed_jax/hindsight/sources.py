@@ -1,8 +1,9 @@
 """The skill source of a run: who gets which skill, as a teacher or in the policy's own prompt, and the controls.
 
-Sources: `self_hindsight` (the policy writes, see analyzer.py), `external_hindsight` (another model writes),
-`static_library` and `skill_bank` (written beforehand). Written skills belong to a finished episode, so only those of
-a library can be read while an episode is played (`hindsight.at_rollout`, `hindsight.at_eval`).
+Sources: `self_hindsight` and `group_reflection` (the policy writes, about one episode or about two of a group, see
+analyzer.py), `external_hindsight` (another model writes), those of evidence.py (nobody writes), `static_library` and
+`skill_bank` (written beforehand). All but the last two belong to a finished episode, so only those of a library can be
+read while an episode is played (`hindsight.at_rollout`, `hindsight.at_eval`).
 
 Controls replace each skill and leave all else alone: `wrong_skill` by that of another task, `placebo` by a text of
 equal length that says nothing. A method that gains as much from them does not learn from the skills' content.
@@ -10,19 +11,23 @@ equal length that says nothing. A method that gains as much from them does not l
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from seed_jax.hindsight.analyzer import analyze_elsewhere
 from seed_jax.hindsight.bank import load_bank
 from seed_jax.hindsight.client import Client
+from seed_jax.hindsight.evidence import SOURCES as EVIDENCE
+from seed_jax.hindsight.evidence import Solve, give_evidence
 from seed_jax.hindsight.library import Library, SkillError, load_folder
 from seed_jax.hindsight.prompts import encode_with_skills, skill_block
 from seed_jax.types import Episode, Skill
 
 LIBRARIES = {"static_library": load_folder, "skill_bank": load_bank}
+WRITERS = ("self_hindsight", "external_hindsight", "group_reflection")
 _FILLER = "There is nothing special about this .".split()
 
 
@@ -36,14 +41,20 @@ class Skills:
     """What a run knows about its skills. Everything is fixed at the start; skills themselves live in the episodes.
 
     families: task families that will be asked for (checked against the library).
+    solve: id of a task -> the commands that solve it, None where the environment does not tell (evidence.solver).
     """
 
-    def __init__(self, config, tokenizer, families: Iterable[str] = ()):
+    def __init__(self, config, tokenizer, families: Iterable[str] = (), solve: Solve | None = None):
         self.hindsight, self.style, self.tokenizer = config.hindsight, config.env.prompt, tokenizer
         self.source, self.control = config.hindsight.source, config.hindsight.control
         self.library = load_library(config.hindsight)
         self.per_turn = self.library is not None and config.hindsight.retrieval == "keyword_full_prompt"
-        self.client = None
+        self.client, self.solve = None, solve
+        if self.source == "ground_truth" and solve is None:
+            raise SkillError(
+                f"hindsight.source = 'ground_truth': the environment {config.env.name!r} does not tell solutions; "
+                "choose another source"
+            )
         if self.source == "external_hindsight":
             h = config.hindsight
             self.client = Client(h.api_url, h.api_model, h.api_timeout_s, h.api_workers)
@@ -77,12 +88,24 @@ class Skills:
         if reads_skill(place, share):
             episode.given = self.find(episode)
 
-    def assign(self, episodes: Sequence[Episode]) -> Counter:
-        """After the rollout: the teacher's skills. The policy's own ones are already written; the others come here.
+    def to_analyze(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """What the policy itself has to read and write about: the episodes, or one pair of each mixed group."""
+        if self.source == "group_reflection":
+            return contrasts(episodes)
+        return list(episodes) if self.source == "self_hindsight" else []
 
-        Episodes that were played with a skill get none: their teacher would read what they read.
+    def assign(self, episodes: Sequence[Episode], analyzed: Sequence[Episode] = ()) -> Counter:
+        """After the rollout: the teacher's skills. The policy has written its own ones into `analyzed`
+        (`to_analyze`); the others come here.
+
+        Episodes that were played with a skill get none, since their teacher would read what they read; with
+        `hindsight.teach_readers` their teacher reads the bare prompt.
         """
         counts: Counter = Counter()
+        if self.source == "group_reflection":
+            share_reflections(episodes, analyzed)
+        if self.source in EVIDENCE:
+            give_evidence(self.source, episodes, self.style, self.solve)
         if self.client:
             counts += analyze_elsewhere(self.client, self.tokenizer, episodes, self.hindsight, self.style)
         if self.library:
@@ -90,24 +113,36 @@ class Skills:
                 if episode.turns and not episode.error and not episode.given:
                     episode.skill = self.find(episode)
                     episode.skill_error = "" if episode.skill else "none_for_task"
-        elif self.control == "wrong_skill":
+                elif episode.given and self.hindsight.teach_readers:
+                    episode.skill = Skill("", "")
+            return counts
+        if self.source in WRITERS:
+            for episode in episodes:
+                episode.skill = _routed(episode.skill, self.hindsight)
+        if self.control == "wrong_skill":
             swap_skills(episodes)
         elif self.control == "placebo":
             for episode in episodes:
-                if episode.skill:
-                    episode.skill = episode.skill._replace(text=self._placebo(episode.skill.text))
+                if skill := episode.skill:
+                    text = skill.text and self._placebo(skill.text)
+                    steps = tuple((turn, self._placebo(step)) for turn, step in skill.steps)
+                    episode.skill = skill._replace(text=text, steps=steps)
         return counts
 
     def encode(self, prompts: Sequence[str], skills: Sequence[Skill]) -> list[list[int]]:
         """Prompts with their skills -> token ids."""
-        texts = [skill.text for skill in skills]
+        return self.encode_texts(prompts, [skill.text or "" for skill in skills])
+
+    def encode_texts(self, prompts: Sequence[str], texts: Sequence[str]) -> list[list[int]]:
+        """As `encode`, for the texts of single turns. An empty one leaves the prompt bare."""
         if self.per_turn:
-            texts = [self.library.text(self.library.by_keywords(prompt)) for prompt in prompts]
+            found = [self.library.text(self.library.by_keywords(prompt)) for prompt in prompts]
+            texts = [new if old else "" for new, old in zip(found, texts, strict=True)]
         return encode_with_skills(self.tokenizer, prompts, texts, self.style, self.hindsight.placement, self.heading)
 
     @property
     def heading(self) -> str:
-        return "library" if self.library else "hindsight"
+        return "library" if self.library else "evidence" if self.source in EVIDENCE else "hindsight"
 
     def teacher_prompts(
         self, episodes: Sequence[Episode], max_tokens: int, counts: Counter
@@ -116,9 +151,15 @@ class Skills:
 
         A turn whose prompt with the skill exceeds `max_tokens` gets none. Counts: taught_turns, teacher_overflow.
         """
-        keys = [(e, t) for e, episode in enumerate(episodes) if episode.skill for t in range(len(episode.turns))]
-        prompts = [episodes[e].turns[t].prompt for e, t in keys]
-        encoded = dict(zip(keys, self.encode(prompts, [episodes[e].skill for e, _ in keys]), strict=True))
+        texts = {
+            (e, t): text
+            for e, episode in enumerate(episodes)
+            if episode.skill
+            for t in range(len(episode.turns))
+            if (text := episode.skill.at(t)) is not None
+        }
+        prompts = [episodes[e].turns[t].prompt for e, t in texts]
+        encoded = dict(zip(texts, self.encode_texts(prompts, list(texts.values())), strict=True))
         kept = {key: ids for key, ids in encoded.items() if len(ids) <= max_tokens}
         counts["taught_turns"] += len(kept)
         counts["teacher_overflow"] += len(encoded) - len(kept)
@@ -155,6 +196,35 @@ class Skills:
                     f"hindsight.max_skill_tokens = {self.hindsight.max_skill_tokens}; raise it (and the row sizes in "
                     "pack that it asks for), or shorten the text"
                 )
+
+
+def _routed(skill: Skill | None, hindsight) -> Skill | None:
+    """What of a written skill the teacher reads, by hindsight.granularity."""
+    if skill is None or hindsight.granularity == "episode":
+        return skill and skill._replace(steps=())
+    steps = skill.steps[: hindsight.step_skills]
+    if hindsight.granularity == "episode_step":
+        return skill._replace(steps=steps)
+    return skill._replace(text=None, steps=steps) if steps else None
+
+
+def contrasts(episodes: Sequence[Episode]) -> list[Episode]:
+    """Of every group with both outcomes its first lost episode, with its first won one as `peer`. Copies."""
+    groups: dict[int, dict[bool, Episode]] = defaultdict(dict)
+    for episode in episodes:
+        if episode.turns and not episode.error:
+            groups[episode.group].setdefault(episode.won, episode)
+    return [dataclasses.replace(pair[False], peer=pair[True]) for pair in groups.values() if len(pair) == 2]
+
+
+def share_reflections(episodes: Sequence[Episode], analyzed: Sequence[Episode]) -> None:
+    """What was written about a pair goes to its whole group; groups with one outcome get nothing."""
+    written = {episode.group: episode for episode in analyzed}
+    for episode in episodes:
+        if episode.turns and not episode.error:
+            source = written.get(episode.group)
+            episode.skill = source.skill if source else None
+            episode.skill_error = source.skill_error if source else "no_contrast"
 
 
 def reads_skill(place: int, share: float) -> bool:

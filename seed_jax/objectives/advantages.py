@@ -1,4 +1,4 @@
-"""Advantages of turn rows, and their shaping by the teacher. Pure functions, float32, static shapes, usable inside jit.
+"""Advantages of turn rows. Pure functions, float32, static shapes, usable inside jit.
 
 Shapes: every array is [rows], one row per environment turn. `mask` marks real rows; padding rows contribute to nothing
 and get 0. Group and episode ids are any integers; an episode is a distinct (group, episode) pair.
@@ -7,20 +7,18 @@ and get 0. Group and episode ids are any integers; an episode is a distinct (gro
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array, nn
-from jax.lax import stop_gradient
+from jax import Array
 from jax.ops import segment_max, segment_min, segment_sum
 from jax.typing import ArrayLike
 
-KINDS = ("grpo", "drgrpo", "rloo", "gigpo", "reinforce_pp", "zero")
+KINDS = ("grpo", "drgrpo", "rloo", "gigpo", "hgpo", "reinforce_pp", "zero")
 # Estimators whose definition has no standard deviation.
 MEAN_ONLY = ("drgrpo", "rloo")
-SHAPES = ("none", "add_gap", "mult_clip", "add_gate")
+# Estimators that compare single turns, from equal observations.
+BY_STEP = ("gigpo", "hgpo")
 STATS = ("rows", "episodes")
 NORMALIZATIONS = ("std", "mean")
 PENALTIES = ("in_score", "after_norm")
-
-_MAX_EXPONENT = 20.0  # far outside every clip range; it keeps exp finite
 
 
 def grpo(
@@ -62,10 +60,10 @@ def grpo(
     Raises:
         ValueError: unknown stat or normalize, or arrays that are not all [rows].
     """
-    _check_choice("stat", stat, STATS)
-    _check_choice("normalize", normalize, NORMALIZATIONS)
+    check_choice("stat", stat, STATS)
+    check_choice("normalize", normalize, NORMALIZATIONS)
     scores, real = _check_rows(scores, mask, group_ids, episode_ids)
-    groups = _dense_ids(group_ids)
+    groups = dense_ids(group_ids)
     entries = real if stat == "rows" else real & _is_first_of_episode(group_ids, episode_ids, real)
     count = _sums(entries, groups)
     lowest = segment_min(jnp.where(entries, scores, jnp.inf), groups, scores.shape[0])
@@ -95,29 +93,19 @@ def rloo(scores: Array, group_ids: Array, episode_ids: Array, *, stat: str = "ro
     centered = drgrpo(scores, group_ids, episode_ids, stat=stat, mask=mask)
     _, real = _check_rows(scores, mask)
     entries = real if stat == "rows" else real & _is_first_of_episode(group_ids, episode_ids, real)
-    groups = _dense_ids(group_ids)
+    groups = dense_ids(group_ids)
     count = _sums(entries, groups)[groups]
     return centered * jnp.where(count > 1, count / jnp.maximum(count - 1, 1), 1.0)
 
 
-def reinforce_pp(
-    scores: Array,
-    group_ids: Array,
-    episode_ids: Array,
-    *,
-    stat: str = "rows",
-    normalize: str = "std",
-    eps: ArrayLike = 1e-6,
-    std_floor: ArrayLike = 0.0,
-    mask: Array | None = None,
-) -> Array:
+def reinforce_pp(scores: Array, group_ids: Array, episode_ids: Array, **settings) -> Array:
     """REINFORCE++ (arXiv 2501.03262): scores whitened over the whole batch; groups only tell episodes apart.
 
-    Arguments and result as in `grpo`.
+    Arguments (settings too) and result as in `grpo`.
     """
     everyone = jnp.zeros(jnp.shape(group_ids), jnp.int32)
-    episodes = _dense_ids(jnp.stack([jnp.asarray(group_ids), jnp.asarray(episode_ids)], axis=1))
-    return grpo(scores, everyone, episodes, stat=stat, normalize=normalize, eps=eps, std_floor=std_floor, mask=mask)
+    episodes = dense_ids(jnp.stack([jnp.asarray(group_ids), jnp.asarray(episode_ids)], axis=1))
+    return grpo(scores, everyone, episodes, **settings)
 
 
 def gigpo_steps(
@@ -143,7 +131,7 @@ def gigpo_steps(
         [rows], float32.
     """
     step_returns, real = _check_rows(step_returns, mask, group_ids, anchor_ids)
-    anchors = _dense_ids(jnp.stack([jnp.asarray(group_ids), jnp.asarray(anchor_ids)], axis=1))
+    anchors = dense_ids(jnp.stack([jnp.asarray(group_ids), jnp.asarray(anchor_ids)], axis=1))
     settings = dict(normalize=normalize, eps=eps, std_floor=std_floor, mask=real)
     relative = grpo(step_returns, anchors, anchors, stat="rows", **settings)
     return jnp.where(_sums(real, anchors)[anchors] > 1, relative, 0.0)
@@ -158,56 +146,41 @@ def gigpo(
     *,
     step_weight: ArrayLike = 1.0,
     stat: str = "rows",
-    normalize: str = "std",
-    eps: ArrayLike = 1e-6,
-    std_floor: ArrayLike = 0.0,
-    mask: Array | None = None,
+    **settings,
 ) -> Array:
-    """GiGPO (arXiv 2505.10978 eq. 8): the episode's advantage (`grpo`) + step_weight * that of the step, [rows]."""
-    settings = dict(normalize=normalize, eps=eps, std_floor=std_floor, mask=mask)
+    """GiGPO (arXiv 2505.10978 eq. 8): the episode's advantage (`grpo`) + step_weight * that of the step, [rows].
+
+    anchor_ids: [rows]; settings: normalize, eps, std_floor and mask as in `grpo`.
+    """
     of_episode = grpo(scores, group_ids, episode_ids, stat=stat, **settings)
     return of_episode + step_weight * gigpo_steps(step_returns, group_ids, anchor_ids, **settings)
 
 
-def shape_by_teacher(
-    advantages: Array,
-    gap: Array,
-    mask: Array,
-    kind: str,
+def hgpo(
+    scores: Array,
+    step_returns: Array,
+    group_ids: Array,
+    episode_ids: Array,
+    anchor_ids: Array,
     *,
-    weight: ArrayLike,
-    clip: ArrayLike = 0.2,
-    beta: ArrayLike = 5.0,
+    alpha: ArrayLike = 1.0,
+    base_weight: ArrayLike = 0.0,
+    stat: str = "rows",
+    **settings,
 ) -> Array:
-    """Advantages that the teacher has a say in, constant with respect to the parameters. [B, N], float32.
+    """HGPO: step advantages at every length of shared history, averaged with weights (k + 1)^alpha, [rows].
 
-    - none: A
-    - add_gap: A + weight * gap, OPID (arXiv 2606.26790)
-    - mult_clip: A * ((1 - weight) + weight * clip(exp(sign(A) gap), 1 - clip, 1 + clip)), RLSD (arXiv 2604.03128)
-    - add_gate: A + weight * sigmoid(beta * gap): inside the policy loss, what `distill.gap_nll` is beside it
+    Level k = 1..K compares the turns of a task whose last k observations are equal (`gigpo_steps`; level 1 is GiGPO's).
+    Level 0 is the episode's advantage, with weight `base_weight`. A level that gives a row 0 has no weight there.
 
-    Args:
-        advantages: [B, N].
-        gap: teacher minus student log-probability of the sampled token, [B, N].
-        mask: tokens that have a teacher, [B, N]; the others keep their advantage.
-        weight, clip, beta: numbers of the formulas.
-
-    Raises:
-        ValueError: unknown kind.
+    anchor_ids: [rows, K], one column a level; settings: normalize, eps, std_floor and mask as in `grpo`.
     """
-    _check_choice("shape", kind, SHAPES)
-    advantages, mask = stop_gradient(jnp.asarray(advantages, jnp.float32)), jnp.asarray(mask).astype(bool)
-    gap = stop_gradient(jnp.where(mask, jnp.asarray(gap, jnp.float32), 0.0))
-    if kind == "none":
-        return advantages
-    if kind == "add_gap":
-        shaped = advantages + weight * gap
-    elif kind == "add_gate":
-        shaped = advantages + weight * nn.sigmoid(beta * gap)
-    else:
-        trust = jnp.exp(jnp.clip(jnp.sign(advantages) * gap, -_MAX_EXPONENT, _MAX_EXPONENT))
-        shaped = advantages * ((1.0 - weight) + weight * jnp.clip(trust, 1.0 - clip, 1.0 + clip))
-    return jnp.where(mask, shaped, advantages)
+    levels = [grpo(scores, group_ids, episode_ids, stat=stat, **settings)]
+    levels += [gigpo_steps(step_returns, group_ids, anchors, **settings) for anchors in jnp.asarray(anchor_ids).T]
+    values = jnp.stack(levels)
+    weights = (jnp.arange(len(levels), dtype=jnp.float32) + 1.0) ** alpha
+    weights = jnp.where(values != 0, weights.at[0].set(base_weight)[:, None], 0.0)
+    return jnp.sum(weights * values, axis=0) / jnp.maximum(jnp.sum(weights, axis=0), 1e-6)
 
 
 def overlong(lengths: Array, max_tokens: ArrayLike, buffer: ArrayLike, penalty: ArrayLike) -> Array:
@@ -222,7 +195,7 @@ def overlong(lengths: Array, max_tokens: ArrayLike, buffer: ArrayLike, penalty: 
 def mixed_rows(rewards: Array, group_ids: Array, mask: Array | None = None) -> Array:
     """Rows of groups whose rewards differ, [rows] bool: those that DAPO's dynamic filter keeps."""
     rewards, real = _check_rows(rewards, mask, group_ids)
-    groups = _dense_ids(group_ids)
+    groups = dense_ids(group_ids)
     return real & _differs(rewards, groups, real)[groups]
 
 
@@ -248,6 +221,8 @@ def row_advantages(
     step_returns: Array | None = None,
     anchor_ids: Array | None = None,
     step_weight: ArrayLike = 1.0,
+    alpha: ArrayLike = 1.0,
+    base_weight: ArrayLike = 0.0,
 ) -> Array:
     """Advantages of turn rows from episode rewards and invalid-action flags.
 
@@ -259,16 +234,18 @@ def row_advantages(
     Args:
         rewards: the episode's reward on each of its rows, [rows].
         invalid: 1 where the row's response broke the format, [rows].
-        kind: "grpo", "drgrpo", "rloo", "gigpo", "reinforce_pp", or "zero" (no advantage at all, penalty included).
+        kind: one of KINDS; "zero" is no advantage at all, penalty included.
         penalty: size of the penalty, in reward units (in_score) or in advantage units (after_norm).
-        step_returns, anchor_ids, step_weight: of `gigpo`, which needs them; the penalty counts in both of its parts.
+        step_returns, anchor_ids: of `gigpo` and `hgpo`, which need them; the penalty counts in both of their parts.
+            anchor_ids is [rows, K]; gigpo takes the first column.
+        step_weight; alpha, base_weight: of `gigpo`; of `hgpo`.
         Others as in `grpo`; drgrpo and rloo know no normalize, eps and std_floor.
 
     Returns:
         [rows], float32.
     """
-    _check_choice("kind", kind, KINDS)
-    _check_choice("invalid_penalty", invalid_penalty, PENALTIES)
+    check_choice("kind", kind, KINDS)
+    check_choice("invalid_penalty", invalid_penalty, PENALTIES)
     if kind == "zero":
         return jnp.zeros(jnp.shape(rewards), jnp.float32)
     in_score = invalid_penalty == "in_score"
@@ -276,10 +253,14 @@ def row_advantages(
     ids, settings = (group_ids, episode_ids), dict(stat=stat, mask=mask)
     if kind not in MEAN_ONLY:
         settings |= dict(normalize=normalize, eps=eps, std_floor=std_floor)
-    if kind == "gigpo":
+    if kind in BY_STEP:
         if step_returns is None or anchor_ids is None:
-            raise ValueError("gigpo needs step_returns and anchor_ids")
-        advantages = gigpo(score(rewards), score(step_returns), *ids, anchor_ids, step_weight=step_weight, **settings)
+            raise ValueError(f"{kind} needs step_returns and anchor_ids")
+        scores = (score(rewards), score(step_returns))
+        if kind == "gigpo":
+            advantages = gigpo(*scores, *ids, anchor_ids[:, 0], step_weight=step_weight, **settings)
+        else:
+            advantages = hgpo(*scores, *ids, anchor_ids, alpha=alpha, base_weight=base_weight, **settings)
     else:
         estimate = {"grpo": grpo, "drgrpo": drgrpo, "rloo": rloo, "reinforce_pp": reinforce_pp}[kind]
         advantages = estimate(score(rewards), *ids, **settings)
@@ -304,9 +285,9 @@ def group_metrics(
     - penalty_only_groups: rewards are equal and the only variance is the invalid-action penalty inside the score; see
       `row_advantages` for why a large share deserves a warning. Always 0 for invalid_penalty="after_norm".
     """
-    _check_choice("invalid_penalty", invalid_penalty, PENALTIES)
+    check_choice("invalid_penalty", invalid_penalty, PENALTIES)
     rewards, real = _check_rows(rewards, mask, invalid, group_ids)
-    groups = _dense_ids(group_ids)
+    groups = dense_ids(group_ids)
     exists = _sums(real, groups) > 0
     mixed = exists & _differs(rewards, groups, real)
     penalty_only = exists & ~mixed & _differs(jnp.asarray(invalid, jnp.float32), groups, real)
@@ -318,14 +299,14 @@ def group_metrics(
     }
 
 
-def _dense_ids(ids: Array) -> Array:
+def dense_ids(ids: Array) -> Array:
     """Numbers the distinct ids (or distinct id rows) 0..n-1, so that any integers can serve as segment ids."""
     ids = jnp.asarray(ids)
     return jnp.unique(ids, return_inverse=True, size=ids.shape[0], axis=0)[1].reshape(-1)
 
 
 def _is_first_of_episode(group_ids: Array, episode_ids: Array, real: Array) -> Array:
-    episodes = _dense_ids(jnp.stack([jnp.asarray(group_ids), jnp.asarray(episode_ids)], axis=1))
+    episodes = dense_ids(jnp.stack([jnp.asarray(group_ids), jnp.asarray(episode_ids)], axis=1))
     rows = real.shape[0]
     index = jnp.arange(rows)
     return segment_min(jnp.where(real, index, rows), episodes, rows)[episodes] == index
@@ -352,6 +333,6 @@ def _check_rows(scores: Array, mask: Array | None, *others: Array) -> tuple[Arra
     return jnp.where(real, scores, 0.0), real
 
 
-def _check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
+def check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{field} is {value!r}; choose one of {', '.join(choices)}")

@@ -17,8 +17,9 @@ from seed_jax.objectives.policy_loss import keep_masked, token_mean
 SAMPLED = ("gap_nll", "score", "k2", "k3", "k3_is")
 VOCABULARY = ("full_rev", "full_fwd", "full_jsd", "topk_rev", "topk_fwd", "topk_jsd")
 KINDS = ("none", *SAMPLED, *VOCABULARY)
-GATES = ("none", "const", "sig_gap", "hard", "centered", "outcome", "standardised")
+GATES = ("none", "const", "sig_gap", "sig_entropy", "soft_or", "hard", "centered", "outcome", "standardised")
 NEED_STATISTICS = ("centered", "standardised")
+NEED_ENTROPY = ("sig_entropy", "soft_or")
 SUPPORTS = ("tail", "renorm")
 
 # Bounds of the reference releases on exponents: of the teacher gap and of the policy ratio.
@@ -40,24 +41,29 @@ def gate_weights(
     center: ArrayLike = 0.0,
     spread: ArrayLike = 1.0,
     advantages: Array | None = None,
+    entropy: Array | None = None,
 ) -> Array:
     """Weight of each token, [B, N], constant with respect to the parameters.
 
     - none: 1
     - const: `const`
     - sig_gap: sigmoid(beta * gap), SEED (arXiv 2607.14777) and SDAR; gap 0 gives .5, +.5 gives .92, -.5 gives .08
+    - sig_entropy: sigmoid(beta * entropy), SDAR's ablation: the less certain the student, the more
+    - soft_or: sigmoid(beta * (1 - (1 - entropy) (1 - gap))), SDAR's ablation: uncertain student or certain teacher
     - hard: 1 where gap > threshold, else 0
     - centered: sigmoid(beta * gap) - center; signed. With the mean gate as center the constant push disappears
-    - outcome: sigmoid(beta * sign(advantage) * gap); where the advantage is 0, as sig_gap
+    - outcome: sigmoid(beta * sign(advantage) * gap); at advantage 0, as sig_gap. For "score", which pushes down
+        where the gap is negative: in a lost episode it is what the teacher rejects that passes
     - standardised: sigmoid(beta * gap / spread), so that beta counts standard deviations instead of nats
 
     Args:
         gap: teacher minus student log-probability of the sampled token, [B, N].
         center, spread: of `gate_statistics`, over all tokens that one optimizer step sees.
         advantages: [B, N], for "outcome".
+        entropy: of the student at each token, nats, [B, N], for "sig_entropy" and "soft_or".
 
     Raises:
-        ValueError: unknown gate, or "outcome" without advantages.
+        ValueError: unknown gate, or one without what it needs.
     """
     gap = stop_gradient(gap)
     if gate == "none":
@@ -66,6 +72,11 @@ def gate_weights(
         return jnp.broadcast_to(jnp.asarray(const, gap.dtype), gap.shape)
     if gate == "sig_gap":
         return jax.nn.sigmoid(beta * gap)
+    if gate in NEED_ENTROPY:
+        if entropy is None:
+            raise ValueError(f"the gate {gate!r} needs the student's entropy")
+        entropy = stop_gradient(jnp.asarray(entropy, gap.dtype))
+        return jax.nn.sigmoid(beta * (entropy if gate == "sig_entropy" else 1.0 - (1.0 - entropy) * (1.0 - gap)))
     if gate == "hard":
         return (gap > threshold).astype(gap.dtype)
     if gate == "centered":
@@ -221,6 +232,7 @@ def gap_nll(
     const: ArrayLike = 0.5,
     threshold: ArrayLike = 0.0,
     advantages: Array | None = None,
+    entropy: Array | None = None,
     denominator: ArrayLike | None = None,
 ) -> tuple[Array, dict[str, Array]]:
     """SEED's gated distillation term: mean of g * (sg(teacher_logp) - logp), whose gradient is -g / tokens.
@@ -232,7 +244,7 @@ def gap_nll(
         logp: student log-probabilities of the sampled tokens, [B, N]; differentiated.
         teacher_logp: the same under the prompt with the skill, [B, N]; constant.
         mask: response tokens of rows with a usable skill, [B, N]. Empty: the loss is exactly 0.
-        gate, beta, const, threshold, advantages: see `gate_weights`; its center and spread are those of this call.
+        gate, beta, const, threshold, advantages, entropy: see `gate_weights`; center and spread are those of this call.
         denominator: global count of masked tokens; the mask's own size when None.
 
     Returns:
@@ -248,5 +260,5 @@ def gap_nll(
         raise ValueError(f"logp, teacher_logp and mask must all be [rows, tokens]; got {shapes}")
     gap = sampled_divergence("gap_nll", logp, teacher_logp, mask)
     needed = gate_statistics(gap, mask, beta=beta) if gate in NEED_STATISTICS else {}
-    settings = dict(beta=beta, const=const, threshold=threshold, advantages=advantages)
+    settings = dict(beta=beta, const=const, threshold=threshold, advantages=advantages, entropy=entropy)
     return gated_mean(gap, gap, gate_weights(gap, gate, **settings, **needed), mask, denominator)

@@ -1,4 +1,4 @@
-"""What GiGPO and span selection need to know about every turn: its return, its anchor observation, its span."""
+"""What GiGPO, HGPO and span selection need to know about every turn: its return, what was observed before, its span."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from seed_jax.objectives.advantages import BY_STEP
 from seed_jax.spans import span_mask
 from seed_jax.types import Episode, Turn
 
@@ -14,11 +15,14 @@ from seed_jax.types import Episode, Turn
 def turn_credit(config, tokenizer, episodes: Sequence[Episode]) -> dict[tuple[int, int], dict[str, Any]]:
     """(episode's place, turn number) -> the fields of a Sample that only some methods use. Empty if none is used."""
     fields: dict[tuple[int, int], dict[str, Any]] = defaultdict(dict)
-    if config.adv.kind == "gigpo":
+    if config.adv.kind in BY_STEP:
         for e, episode in enumerate(episodes):
             for t, value in enumerate(step_returns(episode.turns, config.adv.gamma)):
                 fields[e, t]["step_return"] = value
-        for key, anchor in anchors(episodes, config.adv.anchor_similarity).items():
+        found = anchors(episodes, config.adv.anchor_similarity)
+        if config.adv.kind == "hgpo":
+            found = histories(episodes, found, config.env.history + 1)
+        for key, anchor in found.items():
             fields[key]["anchor"] = anchor
     if config.distill.span != "all":
         for e, episode in enumerate(episodes):
@@ -54,6 +58,27 @@ def anchors(episodes: Sequence[Episode], similarity: float) -> dict[tuple[int, i
                 if numbers[text] == len(representatives):
                     representatives.append(text)
             result[e, t] = numbers[text]
+    return result
+
+
+def histories(
+    episodes: Sequence[Episode], anchors: dict[tuple[int, int], int], levels: int
+) -> dict[tuple[int, int], tuple[int, ...]]:
+    """(episode's place, turn number) -> one number a level: equal numbers of level k mean equal last k observations.
+
+    Numbers are counted from 0 in each group and level. What is shorter than k equals only what is as short.
+    """
+    known: dict[tuple[int, int], dict[tuple[int, ...], int]] = defaultdict(dict)
+    result = {}
+    for e, episode in enumerate(episodes):
+        seen: tuple[int, ...] = ()
+        for t in range(len(episode.turns)):
+            seen = (*seen, anchors[e, t])
+            numbers = []
+            for level in range(1, levels + 1):
+                table = known[episode.group, level]
+                numbers.append(table.setdefault(seen[-level:], len(table)))
+            result[e, t] = tuple(numbers)
     return result
 
 

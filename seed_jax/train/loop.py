@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from seed_jax import evaluate, sharding
 from seed_jax import tokenizer as tok
 from seed_jax.hindsight.analyzer import Analysis, analyze, require_skills
+from seed_jax.hindsight.evidence import solver
 from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
 from seed_jax.rollout import World, play, prefetch
@@ -33,13 +33,13 @@ from seed_jax.runtime.logging import (
 from seed_jax.runtime.signals import stop_on_signals
 from seed_jax.sampler.engine import sampler_of
 from seed_jax.tasks import schedule
-from seed_jax.train import objective
+from seed_jax.train import factors
 from seed_jax.train.compiled import shared_update
-from seed_jax.train.credit import turn_credit
 from seed_jax.train.finish import finish
 from seed_jax.train.groups import gather, round_number
 from seed_jax.train.metrics import conditions, episode_record, eval_metrics, note_gap, report, rollout_metrics
-from seed_jax.train.packing import Sample, Shape, fill, pack
+from seed_jax.train.packing import Shape, fill, pack
+from seed_jax.train.samples import batch_samples
 from seed_jax.train.state import TrainState, as_tree, from_tree, init_state, state_shardings
 from seed_jax.train.update import build_optimizer, hyper
 from seed_jax.types import Episode, SamplingParams
@@ -68,7 +68,7 @@ class Run:
         self.tokenizer = tok.load_tokenizer(self.model_dir, config.rollout.thinking)
         self.mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
         self.spec, self.initial = hf.load(self.model_dir, self.mesh)
-        self.optimizer, choices = build_optimizer(config), objective.choices(config)
+        self.optimizer, choices = build_optimizer(config), factors.choices(config)
         self.keep = {"keep_reference": choices.needs_reference, "keep_teacher": choices.keeps_teacher}
         self.shardings = state_shardings(
             self.optimizer,
@@ -79,7 +79,8 @@ class Run:
         )
         self.update = shared_update(config, self.spec, self.mesh, self.shardings)
         self.sampler = sampler_of(config, self.spec, self.tokenizer, self.mesh)
-        self.skills = Skills(config, self.tokenizer, {task.family for task in (*setup.train_tasks, *setup.panel)})
+        tasks = (*setup.train_tasks, *setup.panel)
+        self.skills = Skills(config, self.tokenizer, {t.family for t in tasks}, solver(setup.world.domain, tasks))
         self.distills = choices.needs_teacher
         p = config.pack
         self.shape = Shape(p.row_tokens, p.scored_tokens_per_row, p.max_turns_per_row, p.teacher_row_tokens)
@@ -171,15 +172,15 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
         following = round_number(iteration + 1, config.rollout)
         tasks = schedule(run.setup.train_tasks, config.seed, following, config.rollout.tasks)
         prefetch(run.setup.world, tasks, config.rollout.group)
+    read = run.skills.to_analyze(episodes) if run.distills else []
     if run.distills:
         with run.timer("analysis"):
-            if run.skills.source == "self_hindsight":
-                counts += analyze(
-                    run.sampler, run.tokenizer, episodes, config.hindsight, config.env.prompt, iteration, analysis
-                )
-            counts += run.skills.assign(episodes)
+            if read:
+                style = config.env.prompt
+                counts += analyze(run.sampler, run.tokenizer, read, config.hindsight, style, iteration, analysis)
+            counts += run.skills.assign(episodes, read)
     with run.timer("pack"):
-        samples = _samples(run, episodes, iteration, counts)
+        samples = batch_samples(run, episodes, iteration, counts, read)
         batch = pack(samples, run.shape, config.pack.rows_per_micro * config.pack.micros_per_mini, run.distills)
     run.on_turn(0, 0)  # the last moment to stop before memory and weights change
     if run.distills and episodes:
@@ -194,32 +195,6 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
         run.episodes.write(iteration + 1, episode_record(episode))
     skill_metrics = run.skills.metrics(episodes, counts, run.distills)
     return state, {**rollout_metrics(played, counts), **skill_metrics, "pack/fill": fill(batch), **metrics}
-
-
-def _samples(run: Run, episodes: Sequence[Episode], iteration: int, counts: Counter) -> list[Sample]:
-    """One sample a turn, in an order drawn anew each iteration. Episodes lost to an environment error are left out."""
-    config = run.config
-    limit = config.rollout.max_prompt_tokens + config.hindsight.max_skill_tokens
-    teachers = run.skills.teacher_prompts(episodes, limit, counts) if run.distills else {}
-    only_format, credit = config.adv.invalid == "format", turn_credit(config, run.tokenizer, episodes)
-    samples = [
-        Sample(
-            prompt=turn.prompt_ids,
-            response=turn.response_ids,
-            teacher_prompt=teachers.get((e, t)),
-            logprobs=turn.logprobs,
-            reward=episode.reward,
-            invalid=not (turn.valid and (only_format or turn.admissible)),
-            group=episode.group,
-            episode=episode.index,
-            **credit.get((e, t), {}),
-        )
-        for e, episode in enumerate(episodes)
-        if not episode.error
-        for t, turn in enumerate(episode.turns)
-    ]
-    order = np.random.default_rng((config.seed, iteration)).permutation(len(samples))
-    return [samples[i] for i in order]
 
 
 def _evaluate(run: Run, iteration: int) -> list[dict]:

@@ -1,18 +1,18 @@
-"""One objective for every method: the factors of a config, and the loss that they compose.
+"""One objective for every method: the loss that the factors of a config (factors.py) compose.
 
     rl * Agg[policy(ratio, A~)] - entropy * Agg[H] + kl * Agg[K(policy, reference)] + distill * mean over M of g d
+        + generation * (that of train/writing.py)
 
 A~ is the advantage, possibly shaped by the teacher; Agg one of `policy_loss.aggregation_weight`; d(policy, teacher) a
-divergence and g a gate of objectives/distill.py; M the tokens of turns with a skill that `distill.rows` and
-`distill.span` select.
+divergence and g a gate of objectives/distill.py, times a weight of the token or of its turn (`distill.span_weight`,
+"losing_view"); M the tokens of turns with a skill that `distill.rows` and `distill.span` select.
 
-What decides the shape of the program are `Choices`; everything that is only a number is in `numbers`, a run-time
-argument of the update. Shapes: R rows, S turns a row, N scored tokens a row; inside a micro-batch r rows.
+Shapes: R rows, S turns a row, N scored tokens a row; inside a micro-batch r rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
 from typing import NamedTuple
 
 import jax
@@ -20,67 +20,13 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jax.ops import segment_sum
 
-from seed_jax.objectives import advantages, distill, policy_loss, schedules
+from seed_jax.objectives import advantages, distill, policy_loss, shaping
+from seed_jax.train import writing
+from seed_jax.train.factors import Choices
 from seed_jax.train.packing import PackedBatch
 
 POLICY_METRICS = ("clip_fraction", "dual_clip_fraction", "approx_kl")
 DISTILL_METRICS = ("gate_mean", "gate_square", "gate_high", "gate_saturated")
-
-GROUP_FILTERS = ("off", "mask", "dynamic")
-TEACHERS = ("old", "current", "ema", "periodic", "frozen_init")
-GAPS = ("current", "old")
-ROWS = ("with_skill", "failed_only", "success_only")
-DENOMINATORS = ("masked", "all")
-
-
-class Choices(NamedTuple):
-    """The structure of the objective, named as the config's fields: a change compiles the update again."""
-
-    advantage: str
-    stat: str
-    normalize: str
-    invalid_penalty: str
-    overlong: bool
-    group_filter: bool
-    shape: str
-    policy: str
-    aggregation: str
-    importance: bool
-    kl: str  # "none" if its coefficient is 0
-    distill: str
-    gate: str
-    gap: str
-    teacher: str
-    rows: str
-    denominator: str
-    support: str
-    top_k: int
-
-    @property
-    def needs_teacher(self) -> bool:
-        return self.distill != "none" or self.shape != "none"
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.kl != "none" or (self.needs_teacher and self.teacher == "frozen_init")
-
-    @property
-    def keeps_teacher(self) -> bool:
-        """Whether the teacher's weights are a tree of their own in the state."""
-        return self.needs_teacher and self.teacher in ("ema", "periodic")
-
-    def teacher_support(self, vocab_size: int) -> int:
-        """How many tokens of the teacher's distribution the distillation compares; 0: the sampled one only."""
-        if self.distill not in distill.VOCABULARY:
-            return 0
-        return vocab_size if self.distill.startswith("full") else min(self.top_k, vocab_size)
-
-    def reference_support(self, vocab_size: int) -> int:
-        return vocab_size if self.kl == "full" else 0
-
-    @property
-    def needs_turns(self) -> bool:
-        return self.aggregation != "token_mean" or self.policy in ("gspo", "gspo_token")
 
 
 class Support(NamedTuple):
@@ -111,68 +57,6 @@ class Student(NamedTuple):
     on_reference: jax.Array | None = None
 
 
-def choices(config) -> Choices:
-    adv, loss, distillation = config.adv, config.loss, config.distill
-    return Choices(
-        advantage=adv.kind,
-        stat=adv.stat,
-        normalize=adv.normalize,
-        invalid_penalty=adv.invalid_penalty,
-        overlong=adv.overlong_buffer > 0,
-        group_filter=config.rollout.group_filter != "off",
-        shape=adv.shape,
-        policy=loss.kind,
-        aggregation=loss.aggregation,
-        importance=loss.importance_cap > 0,
-        kl=loss.kl_type if loss.kl_coef > 0 else "none",
-        distill=distillation.kind,
-        gate=distillation.gate,
-        gap=distillation.gap,
-        teacher=distillation.teacher,
-        rows=distillation.rows,
-        denominator=distillation.denominator,
-        support=distillation.support,
-        top_k=distillation.top_k,
-    )
-
-
-def numbers(config, update: int = 1, handoff: Mapping[str, float] | None = None) -> dict[str, jax.Array]:
-    """The run-time numbers of update `update` (counted from 1), float32 scalars. `handoff`: see schedules.watch_gap."""
-    loss, optim, adv, teach = config.loss, config.optim, config.adv, config.distill
-    span = dict(start=teach.schedule_start, stop=teach.schedule_stop, end=teach.schedule_end)
-    strength = schedules.strength(teach.schedule, update, **span, handoff=handoff)
-    norms_every = config.log.grad_norms_every
-    values = {
-        "lr": optim.lr,
-        "warmup_steps": optim.warmup_steps,
-        "rl": loss.rl_coef,
-        "kl": loss.kl_coef,
-        "entropy": loss.entropy_coef,
-        "clip_low": loss.clip_low,
-        "clip_high": loss.clip_high,
-        "dual_clip": loss.dual_clip,
-        "importance_cap": loss.importance_cap,
-        "max_tokens": config.rollout.max_response_tokens,
-        "distill": teach.coef * strength,
-        "distill_clip": teach.clip or float("inf"),
-        "beta": teach.beta,
-        "mix": teach.mix,
-        "threshold": teach.threshold,
-        "ema_rate": teach.ema_rate,
-        "refresh_teacher": update % teach.refresh_every == 0,
-        "eps": adv.eps,
-        "std_floor": adv.std_floor,
-        "penalty": adv.penalty,
-        "step_weight": adv.step_weight,
-        "shape": adv.shape_weight * strength,
-        "shape_clip": adv.shape_clip,
-        "overlong_buffer": adv.overlong_buffer,
-        "overlong_penalty": adv.overlong_penalty,
-        "measure_norms": bool(norms_every) and (update - 1) % norms_every == 0,
-    }
-    return {name: jnp.float32(value) for name, value in values.items()}
-
-
 def row_advantages(static: Choices, batch: PackedBatch, hyper: dict) -> jax.Array:
     """The advantage of every turn of a batch, [R, S]."""
     reward, step_return = batch.reward, batch.step_return
@@ -195,8 +79,10 @@ def row_advantages(static: Choices, batch: PackedBatch, hyper: dict) -> jax.Arra
         invalid_penalty=static.invalid_penalty,
         penalty=hyper["penalty"],
         step_returns=step_return.ravel(),
-        anchor_ids=batch.anchor.ravel(),
+        anchor_ids=batch.anchor.reshape(-1, batch.anchor.shape[-1]),
         step_weight=hyper["step_weight"],
+        alpha=hyper["history_power"],
+        base_weight=hyper["base_weight"],
     ).reshape(batch.real.shape)
 
 
@@ -206,17 +92,24 @@ def _lengths(batch: PackedBatch) -> jax.Array:
     return jax.vmap(lambda mask, turn: segment_sum(mask, turn, slots))(batch.mask.astype(jnp.float32), batch.turn)
 
 
-def token_arrays(static: Choices, batch: PackedBatch, row_advantages: jax.Array) -> dict[str, jax.Array]:
+def token_arrays(static: Choices, batch: PackedBatch, row_advantages: jax.Array, hyper: dict) -> dict[str, jax.Array]:
     """What the loss needs to know about every scored token, each [R, N]."""
     per_token = lambda turns: jnp.take_along_axis(turns, batch.turn, axis=1)  # noqa: E731  [R, S] -> [R, N]
     mask, won = batch.mask, per_token(batch.reward > 0)
     if static.group_filter:
         kept = advantages.mixed_rows(batch.reward.ravel(), batch.group.ravel(), batch.real.ravel())
         mask &= per_token(kept.reshape(batch.real.shape))
-    distilled = mask & per_token(batch.has_skill)
+    distilled, weights = mask & per_token(batch.has_skill), {}
     if batch.span is not None:
-        distilled &= batch.span
-    if static.rows != "with_skill":
+        if static.span_weighted:
+            weights["span"] = jnp.where(batch.span, hyper["span_weight"], 1.0)
+        else:
+            distilled &= batch.span
+    if static.rows == "losing_view":
+        margin = shaping.losing_margin(batch.reward > 0, batch.given, batch.group, batch.episode, batch.real)
+        weights["margin"] = per_token(margin)
+        distilled &= weights["margin"] > 0
+    elif static.rows != "with_skill":
         distilled &= won if static.rows == "success_only" else ~won
     tokens = {
         "mask": mask,
@@ -225,9 +118,27 @@ def token_arrays(static: Choices, batch: PackedBatch, row_advantages: jax.Array)
         "won": won,
         "sampled": batch.sampled,
     }
+    if weights:
+        tokens["weight"] = functools.reduce(jnp.multiply, weights.values())
     if static.needs_turns:
         tokens |= {"turn": batch.turn, "length": policy_loss.turn_lengths(mask, batch.turn)}
     return tokens
+
+
+def batch_signals(
+    static: Choices, batch: PackedBatch, teacher: jax.Array, old: jax.Array, distilled: jax.Array, hyper: dict
+) -> dict[str, jax.Array]:
+    """What shapes and rewards of skills take from the whole batch: more arrays over tokens, [R, N] like the others."""
+    found, where = {}, (teacher, old, distilled, batch.turn, batch.group)
+    if static.generation != "none":
+        found |= writing.generation_weights(static.generation, batch, teacher, old, distilled)
+    if static.signal != "token":
+        found["signal"] = shaping.batch_signal(
+            static.signal, *where, batch.episode, batch.step, floor=hyper["shape_floor"]
+        )
+    if static.value == "agreement":
+        found["trust"] = jax.nn.sigmoid(hyper["beta"] * shaping.agreement_value(*where, batch.reward > 0))
+    return found
 
 
 def mini_totals(static: Choices, fixed: Fixed, tokens: dict, hyper: dict) -> dict[str, jax.Array]:
@@ -238,6 +149,8 @@ def mini_totals(static: Choices, fixed: Fixed, tokens: dict, hyper: dict) -> dic
         totals["turns"] = jnp.maximum(policy_loss.count_turns(tokens["length"], mask), 1)
     if static.distill != "none" and static.gate in distill.NEED_STATISTICS:
         totals |= distill.gate_statistics(fixed.teacher - fixed.old, distilled, beta=hyper["beta"])
+    if static.generation != "none":
+        totals["skills"] = jnp.maximum(jnp.round(tokens["skill_share"].sum()), 1)
     return totals
 
 
@@ -266,6 +179,9 @@ def loss(
         distill_loss, gate = _distillation(static, student, gap, fixed, tokens, totals, hyper)
         loss += hyper["distill"] * distill_loss
         metrics |= {"distill_loss": distill_loss, **gate}
+    if static.generation != "none":
+        metrics["generation_loss"] = writing.generation_loss(logp, tokens, totals["skills"])
+        loss += hyper["generation"] * metrics["generation_loss"]
     return loss, metrics
 
 
@@ -273,12 +189,12 @@ def _policy(static: Choices, logp, gap, fixed: Fixed, tokens: dict, count, weigh
     """Policy loss and its metrics."""
     mask, advantage = tokens["mask"], tokens["advantage"]
     if static.shape != "none":
-        advantage = advantages.shape_by_teacher(
+        advantage = shaping.shape_by_teacher(
             advantage,
-            gap,
+            tokens.get("signal", gap),
             tokens["distilled"],
             static.shape,
-            weight=hyper["shape"],
+            weight=hyper["shape"] * tokens.get("trust", 1.0),
             clip=hyper["shape_clip"],
             beta=hyper["beta"],
         )
@@ -334,7 +250,9 @@ def _distillation(static: Choices, student: Student, gap, fixed: Fixed, tokens: 
         center=totals.get("center", 0.0),
         spread=totals.get("spread", 1.0),
         advantages=tokens["advantage"],
+        entropy=policy_loss.keep_masked(student.entropy, mask),
     )
+    divergence *= tokens.get("weight", 1.0)
     loss, gate = distill.gated_mean(divergence, gap, weights, mask, totals["distilled"])
     if static.denominator == "all":
         loss *= totals["distilled"] / totals["tokens"]
@@ -350,4 +268,5 @@ def loss_metrics(static: Choices) -> tuple[str, ...]:
         *POLICY_METRICS,
         *(("kl",) if static.kl != "none" else ()),
         *(("distill_loss", *DISTILL_METRICS) if static.distill != "none" else ()),
+        *(("generation_loss",) if static.generation != "none" else ()),
     )

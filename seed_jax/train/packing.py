@@ -17,8 +17,10 @@ class Sample(NamedTuple):
     """One turn: what was read, what was written, and (if it has a skill) what the teacher reads instead.
 
     logprobs: sampler log-probs of the response tokens, [n]; group, episode: ids of the task group and of the episode;
-    step_return: discounted reward from this turn on; anchor: id of what was observed before it;
-    span: the response tokens that may be distilled, [n] bool (None: all).
+    step: number of the turn in its episode; given: whether its prompt holds a skill that the policy read;
+    step_return: discounted reward from this turn on; anchor: id of what was observed before it, or several of them, for
+    histories of growing length; span: the response tokens that may be distilled, [n] bool (None: all); generated: not a
+    turn but a skill that the policy wrote about the episode.
     """
 
     prompt: Sequence[int]
@@ -29,9 +31,12 @@ class Sample(NamedTuple):
     invalid: bool = False
     group: int = 0
     episode: int = 0
+    step: int = 0
+    given: bool = False
     step_return: float = 0.0
-    anchor: int = 0
+    anchor: int | Sequence[int] = 0
     span: np.ndarray | None = None
+    generated: bool = False
 
 
 @struct.dataclass
@@ -50,7 +55,8 @@ class PackedBatch:
 
     student: Rows
     teacher: Rows | None
-    mask: Any  # [R, N] bool, a scored token
+    mask: Any  # [R, N] bool, a scored token of a turn
+    generated: Any  # [R, N] bool, a scored token of a written skill
     turn: Any  # [R, N] int32, the turn's slot in its row
     sampled: Any  # [R, N] float32, log-prob when it was sampled
     reward: Any  # [R, S] float32
@@ -60,8 +66,10 @@ class PackedBatch:
     has_skill: Any  # [R, S] bool
     real: Any  # [R, S] bool, a turn (not padding)
     minis: Any  # [] int32, mini-batches that hold anything
+    step: Any  # [R, S] int32, the turn's number in its episode
+    given: Any  # [R, S] bool, the policy read a skill
     step_return: Any  # [R, S] float32
-    anchor: Any  # [R, S] int32
+    anchor: Any  # [R, S, K] int32, K lengths of history
     span: Any = None  # [R, N] bool, tokens that may be distilled; None: all
 
 
@@ -132,12 +140,15 @@ def pack(samples: Sequence[Sample], shape: Shape, rows_per_mini: int, with_teach
             ("invalid", bool),
             ("group", np.int32),
             ("episode", np.int32),
+            ("step", np.int32),
+            ("given", bool),
             ("step_return", np.float32),
-            ("anchor", np.int32),
             ("has_skill", bool),
             ("real", bool),
         )
     }
+    turns["anchor"] = np.zeros((count, shape.turns, max((np.size(s.anchor) for s in samples), default=1)), np.int32)
+    generated = np.zeros_like(mask)
     spans = mask.copy() if any(sample.span is not None for sample in samples) else None
     for r, row in enumerate(groups):
         scored = 0
@@ -148,12 +159,13 @@ def pack(samples: Sequence[Sample], shape: Shape, rows_per_mini: int, with_teach
                 sampled[r, span] = sample.logprobs
             if spans is not None and sample.span is not None:
                 spans[r, span] = sample.span
-            for name in ("reward", "invalid", "group", "episode", "step_return", "anchor"):
+            for name in ("reward", "invalid", "group", "episode", "step", "given", "step_return", "anchor"):
                 turns[name][r, slot] = getattr(sample, name)
             turns["has_skill"][r, slot] = sample.teacher_prompt is not None
-            turns["real"][r, slot] = True
+            turns["real"][r, slot] = not sample.generated
+            generated[r, span] = sample.generated
             scored = span.stop
-    tokens = dict(mask=mask, turn=turn, sampled=sampled, span=spans)
+    tokens = dict(mask=mask & ~generated, generated=generated, turn=turn, sampled=sampled, span=spans)
     return PackedBatch(student=student, teacher=teacher, minis=minis, **tokens, **turns)
 
 

@@ -28,15 +28,16 @@ from seed_jax.models.attention import choose_backend
 from seed_jax.models.logprobs import Scores, score_tokens
 from seed_jax.models.spec import ModelSpec
 from seed_jax.objectives import advantages
-from seed_jax.train import objective
-from seed_jax.train.objective import DISTILL_METRICS, Choices, Fixed, Student, Support
+from seed_jax.train import factors, objective
+from seed_jax.train.factors import Choices
+from seed_jax.train.objective import DISTILL_METRICS, Fixed, Student, Support
 from seed_jax.train.packing import PackedBatch, Rows
 from seed_jax.train.state import TrainState, apply_gradients, make_optimizer
 
 # A divergence over the whole vocabulary keeps tokens x vocabulary numbers, twice.
 LARGEST_FULL_VOCABULARY = 8192
 
-hyper = objective.numbers  # hyper(config, iteration) makes the last argument of the update
+hyper = factors.numbers  # hyper(config, iteration) makes the last argument of the update
 
 
 class Structure(NamedTuple):
@@ -63,7 +64,7 @@ def model_placement(config, spec: ModelSpec, mesh: Mesh) -> tuple[str, Mesh | No
     CPU devices hold small models, whose weights the partitioner may gather as it likes: there the model gets no mesh.
     """
     platform = mesh.devices.flat[0].platform
-    taught = objective.choices(config).needs_teacher
+    taught = factors.choices(config).needs_teacher
     rows = [config.pack.row_tokens, *([config.pack.teacher_row_tokens] if taught else [])]
     backend = choose_backend(platform, dtype=jnp.dtype(config.model.dtype), head_dim=spec.head_dim, row_tokens=rows)
     return backend, None if platform == "cpu" else mesh
@@ -77,7 +78,7 @@ def structure(config, spec: ModelSpec, mesh: Mesh) -> Structure:
         rows_per_micro=config.pack.rows_per_micro,
         micros_per_mini=config.pack.micros_per_mini,
         old_logprobs=config.old_logprobs,
-        objective=objective.choices(config),
+        objective=factors.choices(config),
         split_norms=config.log.grad_norms_every > 0,
         dtype=config.model.dtype,
         remat=config.model.remat,
@@ -117,9 +118,12 @@ def _update(
     static: Structure, optimizer, state: TrainState, batch: PackedBatch, hyper: dict
 ) -> tuple[TrainState, dict]:
     row_advantages = objective.row_advantages(static.objective, batch, hyper)
-    tokens = _fold(static, objective.token_arrays(static.objective, batch, row_advantages))
+    tokens = _fold(static, objective.token_arrays(static.objective, batch, row_advantages, hyper))
     rows, teacher = _fold(static, batch.student), _fold(static, batch.teacher)
     fixed = _score_fixed(static, state, rows, teacher, tokens["sampled"], batch.minis)
+    if static.objective.looks_at_batch:
+        teacher_old = (x.reshape(batch.mask.shape) for x in (fixed.teacher, fixed.old, tokens["distilled"]))
+        tokens |= _fold(static, objective.batch_signals(static.objective, batch, *teacher_old, hyper))
     # A teacher with the moving weights reads its rows again in every step.
     reread = teacher if static.objective.needs_teacher and static.objective.teacher == "current" else None
     inputs = (rows, reread, fixed, tokens)
@@ -167,8 +171,9 @@ def _part_norms(static: Structure, params, mini, hyper: dict) -> dict[str, jax.A
         only = {**hyper, **{name: hyper[name] * share for name, share in keep.items()}}
         return optax.global_norm(_accumulate(static, params, *mini, only)[0])
 
+    others = ("rl", "kl", "entropy", "generation")
     off, on = jnp.array([0.0, 1.0]), jnp.array([1.0, 0.0])  # distillation only, then all but it
-    measure = lambda: jax.lax.map(norm, {"rl": off, "kl": off, "entropy": off, "distill": on})  # noqa: E731
+    measure = lambda: jax.lax.map(norm, {**dict.fromkeys(others, off), "distill": on})  # noqa: E731
     norms = jax.lax.cond(hyper["measure_norms"] > 0, measure, lambda: jnp.full(2, jnp.nan))
     return {"update/distill_grad_norm": norms[0], "update/rl_grad_norm": norms[1]}
 

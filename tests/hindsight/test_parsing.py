@@ -55,6 +55,24 @@ def test_accepted(text: str, want: Skill) -> None:
     assert parse_skill(text) == want
 
 
+def test_skills_of_single_steps() -> None:
+    steps = [
+        {"step": 3, "skill": " open the fridge first "},
+        {"step": 1, "skill": "go to the desk"},
+        {"step": 3, "skill": "a second one for it"},
+        {"step": 0, "skill": "steps count from one"},
+        {"step": True, "skill": "not a number at all"},
+        {"step": 2, "skill": "None"},
+        {"step": 4, "skill": 5},
+        "not an object",
+    ]
+    answer = {"episode_skill": "look in cabinets first", "step_skills": steps}
+    skill = parse_skill(json.dumps(answer), min_words=3)
+    assert skill == Skill("", "look in cabinets first", ((2, "open the fridge first"), (0, "go to the desk")))
+    assert [skill.at(turn) for turn in (0, 1, 2)] == ["go to the desk", skill.text, "open the fridge first"]
+    assert parse_skill(json.dumps({**answer, "step_skills": "none"})).steps == ()
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -137,8 +138,28 @@ def test_elision_keeps_both_ends_and_says_how_much_is_missing(style):
     assert "left out" not in whole
 
 
+def test_lessons_for_single_steps_are_asked_for():
+    text = analysis_prompt(played(3, "released"), "released", steps=5)
+    assert "exactly three keys" in text and "for up to 5 decisive steps" in text
+    assert '"episode_skill": "<text>", "step_skills": [{"step": <number>, "skill": "<text>"}]}' in text
+    assert analysis_prompt(played(3), "compact", steps=2).endswith("write the skill and those of 2 steps")
+
+
+@pytest.mark.parametrize("style", ["compact", "released"])
+def test_a_pair_of_attempts_is_shown_together(style):
+    lost, won = played(4, style), played(3, style, won=True)
+    lost.peer = won
+    text = analysis_prompt(lost, style, elide=1)
+    alone = [analysis_prompt(replace(e, peer=None), style, elide=1) for e in (lost, won)]
+    outcome = "outcome: " if style == "compact" else "Outcome: "
+    shown = [part[part.index(outcome) :].removesuffix("write the skill").strip() for part in alone]
+    assert "\n".join(shown) in text and text.count("(1 steps left out)") == 2
+    if style == "released":
+        assert "what made the difference, as DO:" in text and "a failed and a successful attempt" in text
+
+
 def test_unknown_style():
-    with pytest.raises(ValueError, match="prompt style 'terse' is unknown; use one of released, compact"):
+    with pytest.raises(ValueError, match="prompt style 'terse' is unknown; use one of released, compact, react"):
         analysis_prompt(played(1), "terse")
 
 
@@ -151,9 +172,8 @@ def answering(text: str, finish: str = "stop") -> ScriptedSampler:
 
 
 def hindsight(**changes) -> SimpleNamespace:
-    return SimpleNamespace(
-        **{"max_analysis_tokens": 400, "max_skill_tokens": 40, "min_words": 3, "stop_json": False} | changes
-    )
+    defaults = {"max_analysis_tokens": 400, "max_skill_tokens": 40, "min_words": 3, "stop_json": False}
+    return SimpleNamespace(**defaults | {"granularity": "episode", "step_skills": 5} | changes)
 
 
 GOOD = f'{{"episode_summary": "failure", "episode_skill": "{SKILL}"}}'

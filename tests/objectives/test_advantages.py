@@ -281,7 +281,8 @@ def test_gigpo_ignores_padding() -> None:
 @pytest.mark.parametrize("invalid_penalty", advantages.PENALTIES)
 def test_every_estimator_takes_rewards_and_penalties(kind: str, invalid_penalty: str) -> None:
     rewards, invalid = np.array([10, 10, 10, 0, 0, 0.0]), np.array([0, 0, 1, 0, 1, 0])
-    extra = dict(step_returns=RETURNS, anchor_ids=ANCHORS) if kind == "gigpo" else {}
+    by_step = kind in advantages.BY_STEP
+    extra = dict(step_returns=RETURNS, anchor_ids=ANCHORS[:, None]) if by_step else {}
     got = advantages.row_advantages(
         rewards, invalid, np.zeros(6, int), EPISODES, kind=kind, invalid_penalty=invalid_penalty, **extra
     )
@@ -290,9 +291,9 @@ def test_every_estimator_takes_rewards_and_penalties(kind: str, invalid_penalty:
         return
     score = rewards - 0.1 * invalid if invalid_penalty == "in_score" else rewards
     ids = (np.zeros(6, int), EPISODES)
-    if kind == "gigpo":
+    if by_step:
         returns = RETURNS - 0.1 * invalid if invalid_penalty == "in_score" else RETURNS
-        want = advantages.gigpo(score, returns, *ids, ANCHORS)
+        want = getattr(advantages, kind)(score, returns, *ids, ANCHORS if kind == "gigpo" else ANCHORS[:, None])
     else:
         want = getattr(advantages, kind)(score, *ids)
     if invalid_penalty == "after_norm":
@@ -318,58 +319,41 @@ def test_mixed_rows() -> None:
     np.testing.assert_array_equal(advantages.mixed_rows(rewards, groups, real), [1, 1, 0, 0, 0, 0, 0])
 
 
-# -- shaping by the teacher --------------------------------------------------------------------------------------------
+# -- histories ---------------------------------------------------------------------------------------------------------
 
-TOKEN_A = np.array([[1.0, -2.0, 0.0, 1.0]], np.float32)
-GAP = np.array([[0.1, 0.1, 3.0, -80.0]], np.float32)
-HAS_TEACHER = np.array([[1, 1, 1, 1]])
-
-
-def test_shapes() -> None:
-    shape = lambda kind, **numbers: advantages.shape_by_teacher(TOKEN_A, GAP, HAS_TEACHER, kind, **numbers)  # noqa: E731
-    np.testing.assert_array_equal(shape("none", weight=0.5), TOKEN_A)
-    np.testing.assert_allclose(shape("add_gap", weight=0.5), TOKEN_A + 0.5 * GAP, rtol=1e-6)
-    gate = 1 / (1 + np.exp(-5 * GAP.astype(np.float64)))
-    np.testing.assert_allclose(shape("add_gate", weight=0.5), TOKEN_A + 0.5 * gate, atol=1e-6)
-    factor = np.array([[0.5 + 0.5 * np.exp(0.1), 0.5 + 0.5 * np.exp(-0.1), 1, 0.5 + 0.5 * 0.8]])
-    np.testing.assert_allclose(shape("mult_clip", weight=0.5), TOKEN_A * factor, rtol=1e-6)
-    with pytest.raises(ValueError, match="shape is 'turn_mult'"):
-        shape("turn_mult", weight=1.0)
+HISTORIES = np.array(
+    [[0, 0], [1, 1], [2, 2], [0, 0], [1, 3], [1, 1]]
+)  # rows 0 and 3 share two observations, 1 and 4 one
 
 
-@pytest.mark.parametrize("kind", ["add_gap", "mult_clip"])
-def test_shape_weight_zero_changes_nothing(kind: str) -> None:
-    got = advantages.shape_by_teacher(TOKEN_A, GAP, HAS_TEACHER, kind, weight=0.0)
-    np.testing.assert_array_equal(got, TOKEN_A)
+def hgpo_by_hand(alpha: float, base_weight: float) -> np.ndarray:
+    """Level by level, group by group."""
+    levels = [numpy_grpo(SCORES, GROUPS, EPISODES)]
+    for column in HISTORIES.T:
+        level = np.zeros(6)
+        for key in {(g, c) for g, c in zip(GROUPS, column, strict=True)}:
+            rows = [i for i in range(6) if (GROUPS[i], column[i]) == key]
+            if len(rows) > 1:
+                level[rows] = (RETURNS[rows] - RETURNS[rows].mean()) / RETURNS[rows].std(ddof=1)
+        levels.append(level)
+    result = np.zeros(6)
+    for row in range(6):
+        terms = [(base_weight if k == 0 else (k + 1) ** alpha, level[row]) for k, level in enumerate(levels)]
+        kept = [(weight, value) for weight, value in terms if value != 0 and weight > 0]
+        result[row] = sum(w * v for w, v in kept) / sum(w for w, _ in kept) if kept else 0.0
+    return result
 
 
-@pytest.mark.parametrize("kind", ["add_gap", "mult_clip", "add_gate"])
-def test_tokens_without_a_teacher_keep_their_advantage(kind: str) -> None:
-    gap = np.array([[0.1, np.nan, 3.0, np.inf]])
-    got = advantages.shape_by_teacher(TOKEN_A, gap, np.array([[1, 0, 1, 0]]), kind, weight=0.5)
-    np.testing.assert_array_equal(np.asarray(got)[0, [1, 3]], TOKEN_A[0, [1, 3]])
-    assert np.isfinite(got).all()
+@pytest.mark.parametrize(("alpha", "base_weight"), [(1.0, 0.0), (1.0, 1.0), (0.0, 0.0), (2.0, 0.5)])
+def test_hgpo_averages_the_levels_of_history(alpha: float, base_weight: float) -> None:
+    arguments = (SCORES, RETURNS, GROUPS, EPISODES, HISTORIES)
+    got = advantages.hgpo(*arguments, alpha=alpha, base_weight=base_weight)
+    np.testing.assert_allclose(got, hgpo_by_hand(alpha, base_weight), atol=1e-5)
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    advantage=st.sampled_from([0.0, 1e-6, -1e-6, 0.3, -1.0, 5.0]),
-    gap=st.floats(-80, 80, width=32),
-    weight=st.floats(0, 1, width=32),
-    clip=st.floats(0, 0.875, width=32),
-)
-def test_mult_clip_keeps_the_sign_and_its_range(advantage, gap, weight, clip) -> None:
-    arrays = (np.full((1, 1), advantage, np.float32), np.full((1, 1), gap, np.float32), np.ones((1, 1)))
-    got = float(advantages.shape_by_teacher(*arrays, "mult_clip", weight=weight, clip=clip)[0, 0])
-    assert np.sign(got) == np.sign(np.float32(advantage))
-    bound = weight * clip + 1e-5
-    assert (1 - bound) * abs(advantage) <= abs(got) <= (1 + bound) * abs(advantage) + 1e-30
-
-
-def test_no_gradient_through_a_shaped_advantage() -> None:
-    total = lambda a, gap: advantages.shape_by_teacher(a, gap, HAS_TEACHER, "add_gap", weight=0.5).sum()  # noqa: E731
-    for position in (0, 1):
-        np.testing.assert_array_equal(jax.grad(total, argnums=position)(TOKEN_A, GAP), 0.0)
+def test_hgpo_of_one_level_is_the_step_part_of_gigpo() -> None:
+    got = advantages.hgpo(SCORES, RETURNS, GROUPS, EPISODES, ANCHORS[:, None])
+    np.testing.assert_allclose(got, advantages.gigpo_steps(RETURNS, GROUPS, ANCHORS), atol=1e-6)
 
 
 def test_output_is_float32() -> None:

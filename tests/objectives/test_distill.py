@@ -207,6 +207,13 @@ def test_gates() -> None:
     close(distill.gate_weights(GAP, "hard", threshold=1.0), [[0, 0, 0, 1]])
     close(distill.gate_weights(GAP, "centered", center=0.4), sigmoid(5 * GAP) - 0.4)
     close(distill.gate_weights(GAP, "standardised", beta=1.0, spread=2.0), sigmoid(GAP / 2))
+    entropy = np.array([[0.0, 0.7, 2.0, 1.0]], np.float32)
+    close(distill.gate_weights(GAP, "sig_entropy", entropy=entropy), sigmoid(5 * entropy))
+    both = sigmoid(5 * (1 - (1 - entropy.astype(np.float64)) * (1 - GAP)))
+    close(distill.gate_weights(GAP, "soft_or", entropy=entropy), both)
+    for gate in distill.NEED_ENTROPY:
+        with pytest.raises(ValueError, match=f"the gate '{gate}' needs the student's entropy"):
+            distill.gate_weights(GAP, gate)
     signs = np.array([[1.0, -3.0, -1.0, 0.0]])
     close(distill.gate_weights(GAP, "outcome", advantages=signs), sigmoid(5 * GAP * [[1, -1, -1, 1]]))
 
@@ -246,9 +253,9 @@ def test_saturation_is_measured() -> None:
 @pytest.mark.parametrize("gate", distill.GATES)
 def test_gates_have_no_gradient(gate: str) -> None:
     signs = np.array([[1.0, -3.0, -1.0, 0.0]], np.float32)
-    total = lambda gap, a: distill.gate_weights(gap, gate, advantages=a).sum()  # noqa: E731
-    for position in (0, 1):
-        np.testing.assert_array_equal(jax.grad(total, argnums=position)(GAP, signs), 0.0)
+    total = lambda gap, a, h: distill.gate_weights(gap, gate, advantages=a, entropy=h).sum()  # noqa: E731
+    for position in (0, 1, 2):
+        np.testing.assert_array_equal(jax.grad(total, argnums=position)(GAP, signs, GAP), 0.0)
 
 
 def test_a_gate_is_a_bonus_in_the_advantage_on_fresh_samples() -> None:

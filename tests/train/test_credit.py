@@ -8,7 +8,7 @@ import pytest
 from configs import base
 from seed_jax import tokenizer as tok
 from seed_jax.spans import span_mask, tag_span
-from seed_jax.train.credit import anchors, step_returns, turn_credit
+from seed_jax.train.credit import anchors, histories, step_returns, turn_credit
 from seed_jax.types import Episode, Turn
 from tests import tiny
 
@@ -41,6 +41,26 @@ def test_similar_observations_share_an_anchor():
     got = anchors(episodes(), 0.9)
     assert got[1, 1] == got[0, 0] == 0 and got[1, 0] == got[0, 1] == 1
     assert anchors(episodes(), 0.99) == anchors(episodes(), 1.0)
+
+
+def test_histories_are_equal_where_the_last_observations_are():
+    def observed(*texts: str, group: int = 0) -> Episode:
+        return Episode("t", "f", "g", group, 0, [turn(text) for text in texts])
+
+    played = [observed("a", "b", "c", "b"), observed("x", "b", "c"), observed("b", "c"), observed("b", "c", group=1)]
+    got = histories(played, anchors(played, 1.0), 3)
+    same = lambda one, other: [a == b for a, b in zip(got[one], got[other], strict=True)]  # noqa: E731
+    assert same((0, 1), (1, 1)) == [True, False, False]  # b after a, b after x
+    assert same((0, 2), (1, 2)) == [True, True, False]  # a b c, x b c
+    assert same((0, 1), (0, 3)) == [True, False, False]  # b after a, b after c
+    assert same((0, 2), (2, 1)) == [True, True, False]  # the last episode starts with b c
+    texts = {key: tuple(t.observation for t in played[key[0]].turns[: key[1] + 1]) for key in got}
+    for one in got:
+        for other in got:
+            if played[one[0]].group == played[other[0]].group:
+                ends = [texts[one][-k:] == texts[other][-k:] for k in (1, 2, 3)]
+                assert same(one, other) == ends, (one, other)
+    assert len(got) == 11 and all(len(numbers) == 3 for numbers in got.values())
 
 
 REPLY = "<think> go to shelf 1 </think> <action> take mug 1 from shelf 1 </action>"
@@ -78,3 +98,6 @@ def test_only_what_a_method_uses_is_computed():
     played[1].turns[0] = turn("kitchen", response=REPLY)
     credit = turn_credit(config, tiny.tokenizer(), played)
     assert set(credit[1, 0]) == {"span"} and credit[1, 0]["span"].sum() > 0 and credit[0, 0]["span"].sum() == 0
+    config.adv.kind, config.distill.span, config.env.history = "hgpo", "all", 2
+    credit = turn_credit(config, tiny.tokenizer(), episodes())
+    assert credit[0, 0]["anchor"] == (0, 0, 0) and credit[0, 2]["anchor"] == (0, 2, 2)

@@ -11,26 +11,14 @@ import pytest
 
 from configs import methods
 from seed_jax import config as config_lib
+from seed_jax.hindsight.evidence import SOURCES as EVIDENCE
 from seed_jax.models import hf
 from seed_jax.runtime.logging import read_jsonl
-from seed_jax.train import loop
 from tests import tiny
 from tests.hindsight.test_client import Service, answer
 from tests.test_methods import EVALUATED_ONLY, EXTERNAL
-from tests.train.test_loop import write_skills
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_device(tmp_path_factory):
-    with tiny.one_device(tmp_path_factory.mktemp("xla")):
-        yield
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory) -> Path:
-    return tiny.save_model(tmp_path_factory.mktemp("model") / "tiny", steps=60)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("planner_skills")]
 
 
 @pytest.fixture
@@ -49,16 +37,32 @@ def config(model_dir: Path, method: str, url: str):
         made.pack.row_tokens = made.pack.teacher_row_tokens
     if method in EXTERNAL:
         made.hindsight.api_url, made.hindsight.api_model = url, "writer"
-    if method == "skillrl":  # a bank's skills are longer than a hint
+    if made.hindsight.source == "skill_bank":  # a bank's skills are longer than a hint
         made.hindsight.max_skill_tokens = 300
         made.pack.row_tokens = made.pack.teacher_row_tokens = 460
+    if made.hindsight.source in EVIDENCE:  # and so are a solution and an answer of the environment
+        made.hindsight.max_skill_tokens, made.pack.teacher_row_tokens = 120, 280
     made.rollout.max_rounds = 2
     return made
 
 
-@pytest.mark.parametrize("method", [m for m in methods.PRESETS if m not in EVALUATED_ONLY])
-def test_two_iterations(method, model_dir, tmp_path, service, monkeypatch):
-    monkeypatch.setattr(loop, "analyze", write_skills)  # the tiny model cannot write any
+def different() -> list[str]:
+    """The methods that train, without those that are another one under another name."""
+    found = {}
+    for method, preset in methods.PRESETS.items():
+        if method not in EVALUATED_ONLY:
+            found.setdefault(repr(sorted(preset.values.items())), method)
+    return list(found.values())
+
+
+def always_taught(made) -> bool:
+    """Whether most turns have a teacher, however the games go."""
+    by_luck = made.hindsight.source in ("peer_success", "group_reflection") or made.distill.rows == "losing_view"
+    return not by_luck and made.hindsight.granularity != "step"
+
+
+@pytest.mark.parametrize("method", different())
+def test_two_iterations(method, model_dir, tmp_path, service):
     made = config(model_dir, method, service.url)
     config_lib.check(made)
     summary = tiny.run(made, tmp_path)
@@ -68,7 +72,9 @@ def test_two_iterations(method, model_dir, tmp_path, service, monkeypatch):
         assert record["update/skipped_steps"] == 0
         assert all(value is not None and math.isfinite(value) for value in record.values()), record
         taught = made.distill.kind != "none" or made.adv.shape != "none"
-        assert taught == ("opd/coverage" in record) and (not taught or record["opd/coverage"] > 0.5)
+        assert taught == ("opd/coverage" in record)
+        if taught and always_taught(made):
+            assert record["opd/coverage"] > 0.5
     before, after = (jax.tree.leaves(hf.load(folder)[1]) for folder in (model_dir, tmp_path / "export"))
     moved = max(np.abs(a - b).max() for a, b in zip(after, before, strict=True))
     if made.rollout.group_filter == "off":
@@ -77,9 +83,8 @@ def test_two_iterations(method, model_dir, tmp_path, service, monkeypatch):
         assert (moved > 1e-6) == any(record["update/grad_norm"] > 0 for record in records)
 
 
-def test_a_teacher_of_its_own_survives_a_restart(model_dir, tmp_path, service, monkeypatch):
+def test_a_teacher_of_its_own_survives_a_restart(model_dir, tmp_path, service):
     """Stopped after one iteration and extended: the same weights, bit for bit, as without the stop."""
-    monkeypatch.setattr(loop, "analyze", write_skills)
     made = config(model_dir, "sdpo", service.url)
     made.eval.every = 1
     tiny.run(made, tmp_path / "whole")

@@ -8,11 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from configs import base
 from seed_jax.config_rules import CHOICES
-from seed_jax.objectives import advantages, distill, policy_loss, schedules
+from seed_jax.objectives import advantages, distill, policy_loss, schedules, shaping
 from seed_jax.spans import SPANS
-from seed_jax.train import objective
+from seed_jax.train import factors, objective
 from seed_jax.train.metrics import note_gap
 from seed_jax.train.packing import first_fit
 from seed_jax.train.update import build_update, hyper
@@ -29,6 +28,7 @@ from tests.updating import (
     make_samples,
     trainer,
     weights,
+    written,
 )
 
 MEAN = {"adv__normalize": "mean"}
@@ -41,29 +41,38 @@ def shaped(kind: str, weight: float = 0.5, **more):
 
 
 def with_credit(samples):
-    """The samples with what GiGPO and spans need: three anchors, a return, and every second token."""
+    """The samples with what only some factors need: two histories of three anchors, a return, every second token as the
+    span, two views, places in the episode."""
     rng = np.random.default_rng(7)
     return [
-        s._replace(anchor=int(rng.integers(3)), step_return=0.9 * s.reward, span=np.arange(len(s.response)) % 2 == 0)
-        for s in samples
+        s._replace(
+            anchor=tuple(int(i) for i in rng.integers(3, size=2)),
+            step_return=0.9 * s.reward,
+            span=np.arange(len(s.response)) % 2 == 0,
+            given=s.episode % 2 == 1,
+            step=i % 2,
+        )
+        for i, s in enumerate(samples)
     ]
 
 
 def test_choices_of_the_config_are_those_of_the_objective():
     assert set(CHOICES["adv.kind"]) == set(advantages.KINDS)
-    assert set(CHOICES["adv.shape"]) == set(advantages.SHAPES)
+    assert set(CHOICES["adv.shape"]) == set(shaping.SHAPES)
+    assert set(CHOICES["adv.shape_signal"]) == set(shaping.SIGNALS)
+    assert set(CHOICES["adv.shape_value"]) == set(shaping.VALUES)
     assert set(CHOICES["loss.kind"]) == set(policy_loss.POLICIES)
     assert set(CHOICES["loss.aggregation"]) == set(policy_loss.AGGREGATIONS)
     assert set(CHOICES["loss.kl_type"]) == set(policy_loss.KL_TYPES)
     assert set(CHOICES["distill.kind"]) == set(distill.KINDS)
     assert set(CHOICES["distill.gate"]) == set(distill.GATES)
-    assert set(CHOICES["distill.gap"]) == set(objective.GAPS)
-    assert set(CHOICES["distill.teacher"]) == set(objective.TEACHERS)
-    assert set(CHOICES["distill.rows"]) == set(objective.ROWS)
+    assert set(CHOICES["distill.gap"]) == set(factors.GAPS)
+    assert set(CHOICES["distill.teacher"]) == set(factors.TEACHERS)
+    assert set(CHOICES["distill.rows"]) == set(factors.ROWS)
     assert set(CHOICES["distill.span"]) == set(SPANS)
-    assert set(CHOICES["distill.denominator"]) == set(objective.DENOMINATORS)
+    assert set(CHOICES["distill.denominator"]) == set(factors.DENOMINATORS)
     assert set(CHOICES["distill.schedule"]) == set(schedules.SCHEDULES)
-    assert set(CHOICES["rollout.group_filter"]) == set(objective.GROUP_FILTERS)
+    assert set(CHOICES["rollout.group_filter"]) == set(factors.GROUP_FILTERS)
 
 
 # -- one compilation ---------------------------------------------------------------------------------------------------
@@ -74,7 +83,7 @@ def test_six_settings_of_coefficient_and_beta_compile_once():
     for coef in (0.001, 0.01, 0.1):
         for beta in (1.0, 5.0):
             config = make_config("seed", distill__beta=beta, distill__coef=coef)
-            assert objective.choices(config) == run.choices
+            assert factors.choices(config) == run.choices
             state, _ = run.update(run.fresh_state(), run.pack(samples), hyper(config))
             results.append(np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(jax.device_get(state.params))]))
     assert run.update._cache_size() == 1
@@ -167,7 +176,7 @@ def test_zero_advantage_leaves_distillation_alone():
 def test_no_gradient_reaches_teacher_gap_gate_or_shaped_advantage():
     """Whatever comes from the teacher is a constant: its weights get exactly the gradient they have as the policy."""
     config = make_config("seed", distill__kind="score", distill__gate="sig_gap", adv__shape="mult_clip")
-    static, rng = objective.choices(config), np.random.default_rng(0)
+    static, rng = factors.choices(config), np.random.default_rng(0)
     shape = (3, 4)
     draw = lambda: -rng.uniform(0.1, 3, shape).astype(np.float32)  # noqa: E731
     fixed = objective.Fixed(draw(), draw())
@@ -215,18 +224,72 @@ def test_whole_vocabularies_must_be_small():
 
 # -- invariance --------------------------------------------------------------------------------------------------------
 
+# Every factor of the loss in few compositions, whether or not anyone would want them: each compiles twice.
 FACTORS = {
-    "drgrpo": ("grpo", {"adv__kind": "drgrpo", **MEAN, "loss__aggregation": "seq_mean_token_sum_norm"}),
-    "rloo_reinforce": ("grpo", {"adv__kind": "rloo", **MEAN, "loss__kind": "reinforce"}),
-    "gspo": ("grpo", {"loss__kind": "gspo", **TURNS, "loss__kl_coef": 0.1, "loss__kl_type": "k2"}),
-    "gspo_token": ("seed", {**shaped("mult_clip"), "loss__kind": "gspo_token", **TURNS}),
-    "gigpo": ("grpo", {"adv__kind": "gigpo", "loss__aggregation": "seq_mean_token_sum"}),
-    "reinforce_pp": ("grpo", {"adv__kind": "reinforce_pp", "rollout__group_filter": "mask"}),
-    "score": ("seed", {"distill__kind": "score", "distill__gate": "centered", "loss__importance_cap": 2.0}),
-    "k3_is": ("seed", {"distill__kind": "k3_is", "distill__gate": "standardised", "distill__rows": "failed_only"}),
-    "topk": ("seed", {"distill__kind": "topk_jsd", "distill__top_k": 5, "distill__teacher": "current"}),
-    "full": ("seed", {"distill__kind": "full_rev", "loss__kl_coef": 0.1, "loss__kl_type": "full"}),
-    "current": ("seed", {"distill__teacher": "current", "distill__gate": "outcome", "distill__denominator": "all"}),
+    "gspo": (
+        "grpo",
+        {"loss__kind": "gspo", **TURNS, "loss__kl_coef": 0.1, "loss__kl_type": "k2", "adv__kind": "gigpo"},
+    ),
+    "gspo_token": ("seed", {**shaped("mult_clip", adv__shape_signal="turn"), "loss__kind": "gspo_token", **TURNS}),
+    "hgpo": (
+        "grpo",
+        {"adv__kind": "hgpo", "loss__aggregation": "seq_mean_token_sum", "loss__kl_coef": 0.1, "loss__kl_type": "full"},
+    ),
+    "score": (
+        "seed",
+        {
+            "distill__kind": "score",
+            "distill__gate": "centered",
+            "distill__rows": "losing_view",
+            "distill__span_weight": 2.0,
+            "loss__importance_cap": 2.0,
+            "adv__kind": "rloo",
+            **MEAN,
+        },
+    ),
+    "k3_is": (
+        "seed",
+        {
+            "distill__kind": "k3_is",
+            "distill__gate": "standardised",
+            "distill__rows": "failed_only",
+            "distill__gap": "old",
+            "adv__shape": "add_gap",
+            "adv__shape_weight": 0.5,
+            "adv__shape_signal": "running",
+            "adv__shape_value": "agreement",
+        },
+    ),
+    "current": (
+        "seed",
+        {
+            "distill__kind": "topk_jsd",
+            "distill__top_k": 5,
+            "distill__teacher": "current",
+            "distill__gate": "outcome",
+            "distill__denominator": "all",
+            "adv__kind": "reinforce_pp",
+        },
+    ),
+    "full": (
+        "seed",
+        {
+            "distill__kind": "full_rev",
+            "distill__gate": "soft_or",
+            "loss__kind": "reinforce",
+            "loss__aggregation": "seq_mean_token_sum_norm",
+            "adv__kind": "drgrpo",
+            **MEAN,
+        },
+    ),
+    "generation": (
+        "seed",
+        {
+            **shaped("add_gap", adv__shape_signal="teacher"),
+            "loss__gen_coef": 0.5,
+            "rollout__group_filter": "mask",
+        },
+    ),
 }
 
 
@@ -235,6 +298,8 @@ FACTORS = {
 def test_micro_batches_and_order_change_nothing(name):
     method, changes = FACTORS[name]
     samples = with_credit(make_samples(16))
+    if name == "generation":
+        samples += written(samples)
     run = trainer(method, **changes)
     one, metrics = run(samples)
     two, split_metrics = trainer(method, **changes, pack__rows_per_micro=4, pack__micros_per_mini=2)(samples)
@@ -267,142 +332,3 @@ def test_a_trajectory_without_a_skill_changes_only_the_denominator():
     everywhere = trainer("seed", distill__denominator="all")
     rescaled, _ = everywhere(lost, distill=0.5 * tokens[1] / tokens[0])
     assert_close(rescaled, failed)
-
-
-# -- what is left out --------------------------------------------------------------------------------------------------
-
-
-def test_span_without_tokens_is_grpo_and_a_full_span_is_seed():
-    samples = make_samples(16)
-    run = trainer("seed")
-    spans = lambda value: [s._replace(span=np.full(len(s.response), value)) for s in samples]  # noqa: E731
-    nothing, metrics = run(spans(False))
-    assert metrics["opd/token_fraction"] == 0
-    assert_close(nothing, trainer("grpo")(samples)[0])
-    everything, _ = run(spans(True))
-    assert_close(everything, run(samples)[0])
-
-
-@pytest.mark.parametrize(("rows", "won"), [("failed_only", False), ("success_only", True)])
-def test_row_selection(rows, won):
-    samples = make_samples(16)
-    chosen = [s if (s.reward > 0) == won else s._replace(teacher_prompt=None) for s in samples]
-    got, metrics = trainer("seed", distill__rows=rows)(samples)
-    want, expected = trainer("seed")(chosen)
-    assert_close(got, want)
-    assert (
-        metrics["opd/token_fraction"] == pytest.approx(expected["opd/token_fraction"])
-        and metrics["opd/token_fraction"] > 0
-    )
-
-
-def test_group_filter_leaves_groups_of_equal_rewards_out():
-    samples = make_samples(16)
-    samples = [s._replace(reward=0.0) if s.group == 0 else s for s in samples]
-    filtered, metrics = trainer("seed", rollout__group_filter="mask")(samples)
-    assert metrics["adv/mixed_groups"] == 0.5
-    without, _ = trainer("seed")([s for s in samples if s.group == 1])
-    assert_close(filtered, without)
-    everything, _ = trainer("seed")(samples)
-    assert max(np.abs(a - b).max() for a, b in zip(leaves(filtered), leaves(everything), strict=True)) > 1e-4
-
-
-def test_overlong_replies_lose_reward():
-    changes = {"adv__overlong_buffer": 3, "adv__overlong_penalty": 4.0, "rollout__max_response_tokens": 6}
-    samples = make_samples(16)
-    shaped_reward = lambda n: 4.0 * min(max((n - 3) / 3, 0), 1)  # noqa: E731
-    lowered = [s._replace(reward=s.reward - shaped_reward(len(s.response))) for s in samples]
-    assert len({len(s.response) > 3 for s in samples}) == 2
-    got, _ = trainer("grpo", **changes)(samples)
-    assert_close(got, trainer("grpo")(lowered)[0])
-
-
-def test_importance_weight_of_equal_log_probs_changes_nothing():
-    samples = make_samples(16)
-    run = trainer("grpo", loss__importance_cap=1e-3)
-    state, metrics = run(samples, importance_cap=2.0)
-    assert metrics["update/importance"] != pytest.approx(1.0, abs=0.01), "the samplers' log-probs are made up"
-    capped, metrics = run(samples)
-    assert metrics["update/importance"] <= 1e-3 + 1e-9
-    assert max(np.abs(a - b).max() for a, b in zip(leaves(state), leaves(capped), strict=True)) > 1e-4
-
-
-# -- the teacher's weights ---------------------------------------------------------------------------------------------
-
-
-def test_current_teacher_is_the_old_one_in_the_first_step_only():
-    one_step = make_samples(16)
-    assert_close(trainer("seed", distill__teacher="current")(one_step)[0], trainer("seed")(one_step)[0])
-    steps = {"pack__rows_per_micro": 2, "distill__kind": "score", "distill__gate": "none"}
-    old, _ = trainer("seed", **steps)(one_step)
-    current, _ = trainer("seed", **steps, distill__teacher="current")(one_step)
-    assert old.step == current.step > 1
-    assert max(np.abs(a - b).max() for a, b in zip(leaves(old), leaves(current), strict=True)) > 1e-4
-
-
-def test_frozen_teacher_scores_with_the_initial_weights():
-    run = trainer("seed", distill__teacher="frozen_init")
-    assert run.choices.needs_reference and run.choices.kl == "none"
-    samples = make_samples(16)
-    same, metrics = run(samples)
-    assert_close(same, trainer("seed")(samples)[0])
-    other = jax.tree.map(lambda x: 0.5 * np.asarray(x), weights())
-    state = run.fresh_state().replace(reference=jax.device_put(other, run.shardings.params))
-    moved, other_metrics = run(samples, state)
-    assert other_metrics["opd/gap_mean"] != pytest.approx(metrics["opd/gap_mean"], abs=1e-3)
-    for kept, given in zip(jax.tree.leaves(moved.reference), jax.tree.leaves(other), strict=True):
-        assert kept.tobytes() == np.asarray(given).tobytes()
-
-
-def test_moving_average_teacher():
-    run = trainer("seed", distill__teacher="ema")
-    state, _ = run(make_samples(16), ema_rate=0.25)
-    for teacher, policy, start in zip(
-        jax.tree.leaves(state.teacher), leaves(state), jax.tree.leaves(weights()), strict=True
-    ):
-        np.testing.assert_allclose(teacher, 0.75 * np.asarray(start) + 0.25 * policy, atol=1e-6)
-
-
-def test_periodic_teacher_is_copied_when_its_time_has_come():
-    run = trainer("seed", distill__teacher="periodic")
-    samples = make_samples(16)
-    kept, _ = run(samples, refresh_teacher=0.0)
-    for teacher, start in zip(jax.tree.leaves(kept.teacher), jax.tree.leaves(weights()), strict=True):
-        assert teacher.tobytes() == np.asarray(start).tobytes()
-    copied, _ = run(samples, refresh_teacher=1.0)
-    for teacher, policy in zip(jax.tree.leaves(copied.teacher), leaves(copied), strict=True):
-        np.testing.assert_array_equal(teacher, policy)
-
-
-# -- metrics -----------------------------------------------------------------------------------------------------------
-
-
-def test_gradient_norms_of_the_parts():
-    samples = make_samples(16)
-    run = trainer("seed", log__grad_norms_every=2)
-    _, metrics = run(samples, measure_norms=1.0)
-    _, only_rl = trainer("seed")(samples, distill=0.0)
-    assert metrics["update/rl_grad_norm"] == pytest.approx(only_rl["update/grad_norm"], rel=1e-5)
-    _, only_distill = trainer("seed")(samples, rl=0.0, entropy=0.0)
-    assert metrics["update/distill_grad_norm"] == pytest.approx(only_distill["update/grad_norm"], rel=1e-5)
-    _, unmeasured = run(samples, measure_norms=0.0)
-    assert np.isnan(unmeasured["update/rl_grad_norm"]) and np.isnan(unmeasured["update/distill_grad_norm"])
-    assert [float(hyper(run.config, update)["measure_norms"]) for update in (1, 2, 3)] == [1, 0, 1]
-    assert float(hyper(base.get_config(), 1)["measure_norms"]) == 0
-
-
-def test_metrics_of_the_gate_and_the_gap():
-    samples = make_samples(16)
-    _, metrics = trainer("seed")(samples)
-    for name in (
-        "gate_mean",
-        "gate_std",
-        "gate_high",
-        "gate_saturated",
-        "coverage",
-        "token_fraction",
-        "sign_agreement",
-    ):
-        assert 0 < metrics[f"opd/{name}"] <= 1, name
-    assert metrics["opd/gap_size"] >= abs(metrics["opd/gap_mean"]) > 0
-    assert {"opd/gap_success", "opd/gap_failure", "update/entropy", "update/clip_fraction"} <= set(metrics)

@@ -17,20 +17,9 @@ from seed_jax.runtime.logging import read_jsonl
 from tests import tiny
 from tests.hindsight.test_client import Service, answer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 LIBRARY = load_folder(base.SKILLS / "alfworld_compact")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_device(tmp_path_factory):
-    with tiny.one_device(tmp_path_factory.mktemp("xla")):
-        yield
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory) -> Path:
-    return tiny.save_model(tmp_path_factory.mktemp("model") / "tiny", steps=60)
 
 
 def config(model_dir: Path, method: str = "seed", **hindsight):

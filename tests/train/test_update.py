@@ -11,7 +11,6 @@ import numpy as np
 import optax
 import pytest
 
-from seed_jax.models import transformer
 from seed_jax.train import update as update_lib
 from seed_jax.train.packing import bucket, first_fit, pack
 from seed_jax.train.update import hyper
@@ -27,6 +26,7 @@ from tests.updating import (
     make_config,
     make_samples,
     trainer,
+    turn_logprobs,
     weights,
 )
 
@@ -35,28 +35,6 @@ OUTSIDE = {"adv__stat": "episodes", "adv__invalid_penalty": "after_norm", "old_l
 
 
 # -- a plain computation -----------------------------------------------------------------------------------------------
-
-
-def turn_logprobs(params, prompts, responses, width: int = 24, longest: int = 6):
-    """Every turn alone in its row, no packing: (log-probs, entropies, mask), each [turns, longest response]."""
-    tokens, segments = np.zeros((2, len(prompts), width), np.int32)
-    place, target, mask = np.zeros((3, len(prompts), longest), np.int32)
-    for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        tokens[i, : len(prompt) + len(response)] = [*prompt, *response]
-        segments[i, : len(prompt) + len(response)] = 1
-        place[i, : len(response)] = np.arange(len(prompt), len(prompt) + len(response)) - 1
-        target[i, : len(response)], mask[i, : len(response)] = response, 1
-    return *score_rows(params, tokens, segments, place, target), mask.astype(bool)
-
-
-@jax.jit
-def score_rows(params, tokens, segments, place, target):
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    hidden = transformer.hidden_states(params, SPEC, tokens, segments, positions)
-    logp = jax.nn.log_softmax(transformer.unembed(params, SPEC, hidden))
-    logp = jnp.take_along_axis(logp, place[:, :, None], axis=1)
-    entropy = -(jnp.exp(logp) * logp).sum(-1)
-    return jnp.take_along_axis(logp, target[:, :, None], axis=2)[..., 0], entropy
 
 
 def hand_advantages(samples, config) -> np.ndarray:
@@ -184,15 +162,6 @@ def test_distillation_without_any_skill_is_grpo():
     assert metrics["opd/coverage"] == metrics["opd/gate_mean"] == metrics["opd/gap_mean"] == 0
     assert metrics["update/distill_loss"] == 0
     assert_bitwise(seed, grpo)
-
-
-def test_empty_skill_has_no_gap():
-    samples = [s._replace(teacher_prompt=s.prompt) for s in make_samples()]
-    _, metrics = trainer("seed")(samples)
-    assert metrics["opd/coverage"] == 1
-    for name in ("opd/gap_mean", "opd/gap_success", "opd/gap_failure", "update/distill_loss", "opd/gate_std"):
-        assert abs(metrics[name]) < 1e-5 if name != "opd/gate_std" else abs(metrics[name]) < 1e-3
-    assert metrics["opd/gate_mean"] == pytest.approx(0.5, abs=1e-5)
 
 
 def test_micro_batches_change_nothing():

@@ -157,3 +157,19 @@ def test_strip_banner() -> None:
     assert strip_banner(RESET).startswith("You are in the middle")
     assert strip_banner(NOW) == NOW
     assert strip_banner("a -= b =- c") == "a -= b =- c", "only at the start"
+
+
+def test_react_is_one_transcript() -> None:
+    first = build("react", goal=GOAL, history=[], observation=RESET, admissible=ADMISSIBLE)
+    assert first.startswith("Solve a household task by interleaving Thought, Action and Observation")
+    assert f"Your task is to: {GOAL}.\n\nObservation 1: You are in the middle of a room." in first
+    assert first.count("Your task is to: ") == 1 and "Welcome" not in first
+    assert "Admissible actions: examine mug 1, go to cabinet 1, go to desk 1, inventory, look.\n" in first
+    assert "write Thought 1 within <think> </think> tags, then Action 1 within <action> </action> tags." in first
+    text = build("react", goal=GOAL, history=HISTORY, observation=NOW, admissible=ADMISSIBLE, history_length=2)
+    assert (
+        "\n\nObservation 2: You arrive at cabinet 1.\nAction 2: open cabinet 1\n"
+        "Observation 3: You open the cabinet 1.\nAction 3: go to desk 1\n"
+        f"Observation 4: {NOW}\nAdmissible actions: "
+    ) in text
+    assert "Observation 1:" not in text and "Thought 4" in text
