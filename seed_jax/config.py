@@ -17,7 +17,18 @@ from seed_jax import config_rules as rules
 
 # Fields (and sections, with a final dot) that a resumed run may change: they alter neither the update nor the episodes,
 # nor which evaluations can be compared (the panel of a run is fixed).
-FREE_ON_RESUME = ("iterations", "eval.every", "checkpoint.", "log.", "mesh.", "env.workers", "env.step_timeout_s")
+# The sections of stage 1 belong to other programs.
+FREE_ON_RESUME = (
+    "iterations",
+    "eval.every",
+    "checkpoint.",
+    "log.",
+    "mesh.",
+    "env.workers",
+    "env.step_timeout_s",
+    "annotate.",
+    "sft.",
+)
 
 
 class ConfigError(ValueError):
