@@ -127,7 +127,7 @@ def collect(config, out: Path) -> dict[str, Any]:
             wanted = {records_lib.episode_id(task.id, rollout) for task in wave for rollout in range(group)}
             if wanted <= there:
                 continue
-            policy = policy or open_policy(config)
+            policy = policy or open_policy(config, out)
             sampler, tokenizer, max_prompt_tokens = policy
             stream = ROLLOUT_STREAM + number
             limits = dict(params=params, max_prompt_tokens=max_prompt_tokens)
@@ -139,7 +139,7 @@ def collect(config, out: Path) -> dict[str, Any]:
                 if record["episode"] not in there and not episode.error:
                     append_jsonl(path, record)
                     there.add(record["episode"])
-            print(f"tasks {min(len(tasks), (number + 1) * len(waves[0]))}/{len(tasks)}: {len(there)} episodes", flush=True)
+            print(f"wave {number + 1}/{len(waves)}: {len(there)} episodes of {len(tasks) * group}", flush=True)
     return _rollout_report(records_lib.read_records(path), len(tasks) * group, counts)
 
 
@@ -164,13 +164,12 @@ def _rollout_report(records: list[dict[str, Any]], wanted: int, counts: Counter)
     }
 
 
-def open_policy(config) -> tuple[Any, Any, int]:
+def open_policy(config, out: Path) -> tuple[Any, Any, int]:
     """(sampler, tokenizer, prompt limit) of what plays."""
     if _SERVER.value:
         h = config.hindsight
-        client = Client(
-            _SERVER.value, _SERVED_MODEL.value, h.api_timeout_s, h.api_workers, config.annotate.retries, source="--server"
-        )
+        limits = (h.api_timeout_s, h.api_workers, config.annotate.retries)
+        client = Client(_SERVER.value, _SERVED_MODEL.value, *limits, source="--server", cache=out / "cache")
         return ServedSampler(client), CharacterTokenizer(), sys.maxsize
     return *common.open_model(config), config.rollout.max_prompt_tokens
 
@@ -239,6 +238,8 @@ def _writer(config, out: Path, episodes: list[Episode]) -> tuple[Any, annotate.A
         tasks = {task.id: task for task in alfworld_tasks(config)[0]}
         with open_world(config, list(tasks.values())[:1]) as world:
             domain = world.domain
+        if not hasattr(domain, "write_skill"):
+            raise config_lib.ConfigError(f"annotate.writer = 'planner': {config.env.name} has no rules for skills")
 
         def write(index: int) -> Skill:
             episode = episodes[index]
@@ -262,8 +263,8 @@ def make_dataset(config, out: Path) -> dict[str, Any]:
     wanted = round(a.acting * meta["train"].get(dataset.SKILL, 0))
     if meta["train"].get(dataset.ACT, 0) < wanted:
         print(
-            f"note: {meta['train'].get(dataset.ACT, 0)} acting rows where annotate.acting asks for {wanted}: successful "
-            "episodes have no more turns",
+            f"note: {meta['train'].get(dataset.ACT, 0)} acting rows where annotate.acting asks for {wanted}: the "
+            "successful episodes have no more turns",
             file=sys.stderr,
         )
     return meta

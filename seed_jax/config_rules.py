@@ -129,7 +129,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "sft.batch": 1,
     "sft.row_tokens": 1,
     "sft.scored_tokens_per_row": 1,
-    "sft.rows_per_micro": 1,
+    "sft.rows_per_micro": 0,
     "sft.play_episodes": 0,
     "sft.checkpoint_every": 1,
 }

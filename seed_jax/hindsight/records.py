@@ -99,7 +99,8 @@ def alone_in(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise RecordError(f"another process is writing to {directory}; wait for it, or choose another --out") from None
+            problem = f"another process is writing to {directory}; wait for it, or choose another --out"
+            raise RecordError(problem) from None
         yield
 
 
@@ -118,6 +119,8 @@ def check_settings(directory: Path, stage: str, settings: dict[str, Any]) -> Non
             if before.get(name) != settings.get(name)
         ]
         raise RecordError(
-            f"{directory} was begun with other settings (there -> yours):\n" + "\n".join(lines) + "\nChoose another --out."
+            f"{directory} was begun with other settings (there -> yours):\n"
+            + "\n".join(lines)
+            + "\nChoose another --out."
         )
     write_whole(path, json.dumps({**noted, stage: settings}, indent=1, sort_keys=True) + "\n")
