@@ -77,7 +77,7 @@ def _check(config, stage: str) -> None:
         config.hindsight.source, config.hindsight.control = "none", "none"  # no library is read here
         if _SERVER.value and stage == "rollouts":
             config.model.init = config.model.init or "(served)"
-    config_lib.check(config, SECTIONS)
+    config_lib.check(config, ("annotate", "seed", "env") if stage == "dataset" else SECTIONS)
     if _SERVER.value and not _SERVED_MODEL.value:
         raise config_lib.ConfigError("--server needs --served_model=NAME, the model's name at that service")
     h = config.hindsight
