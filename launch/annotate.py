@@ -38,6 +38,15 @@ from seed_jax.types import Episode, SamplingParams, Skill
 
 STAGES = ("rollouts", "skills", "dataset")
 SECTIONS = ("env", "rollout", "hindsight", "annotate", "mesh", "model", "seed")  # of the config, as far as it is read
+SKILL_FIELDS = (  # what skills depend on, beside the writer's model
+    "annotate.writer",
+    "annotate.max_tokens",
+    "annotate.leaks",
+    "env.prompt",
+    "hindsight.max_analysis_tokens",
+    "hindsight.max_skill_tokens",
+    "hindsight.min_words",
+)
 ROLLOUT_STREAM = (1 << 29) + (1 << 28)  # apart from evaluations (from 1 << 29 on, a few) and from training
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "config file, with the method after a colon")
@@ -180,12 +189,7 @@ def open_policy(config, out: Path) -> tuple[Any, Any, int]:
 def write_skills(config, out: Path) -> dict[str, Any]:
     """Appends a line for every episode that has none; returns the report on all lines."""
     a, h = config.annotate, config.hindsight
-    settings = {
-        field: value
-        for field, value in config_lib.flatten(config).items()
-        if field in ("annotate.writer", "annotate.max_tokens", "annotate.leaks", "hindsight.min_words", "env.prompt")
-        or field == "hindsight.max_analysis_tokens"
-    }
+    settings = {field: config_lib.flatten(config)[field] for field in SKILL_FIELDS}
     settings["model"] = {"openai": h.api_model, "policy": config.model.init, "planner": None}[a.writer]
     rollouts = out / records_lib.ROLLOUTS_FILE
     if not rollouts.exists():
@@ -200,14 +204,17 @@ def write_skills(config, out: Path) -> dict[str, Any]:
         episodes = [records_lib.to_episode(record, index) for index, record in enumerate(todo)]
         tokenizer, ask = _writer(config, out, episodes)
         prompts = [_fit(tokenizer, episode, config) for episode in episodes]
+
+        def too_long(skill: Skill) -> bool:
+            return len(tok.encode_response(tokenizer, records_lib.skill_answer(skill))) > h.max_skill_tokens
+
         for number, line in enumerate(
             annotate.annotate(
                 todo,
                 episodes,
                 prompts,
                 ask,
-                min_words=h.min_words,
-                leaks=a.leaks,
+                rules=annotate.Rules(h.min_words, a.leaks, too_long),
                 asks=a.asks if a.writer == "openai" else 1,  # greedy decoding and rules would say the same again
             ),
             1,

@@ -4,6 +4,7 @@ Every episode gets one line: the prompt that the policy will learn to answer, th
 reason why there is none. Reasons are those of parsing.py and
 
 - filtered: the service refuses to answer
+- too_long: the policy could not write it in the tokens that it has for a skill
 - leak: the skill names an object or place of its game by number, and such skills are not wanted
 
 An episode whose request failed for good gets no line: the next run asks again.
@@ -39,11 +40,20 @@ _COMPLAINTS = {
     "template": "episode_skill holds a placeholder instead of a statement",
     "too_short": "episode_skill is too short to be of use",
     "unfinished": "the JSON object does not end",
+    "too_long": "the object is too long: one short sentence each is enough",
     "leak": "episode_skill names an object or place by its number, which differs in every game",
 }
 
 # Asks about prompts: (index, answer) as they come, each index once.
 Ask = Callable[[Sequence[str]], Iterator[tuple[int, Answer]]]
+
+
+class Rules(NamedTuple):
+    """What a usable skill is. leaks: "keep" | "reject"; too_long: whether a skill is."""
+
+    min_words: int
+    leaks: str = "keep"
+    too_long: Callable[[Skill], bool] = lambda skill: False
 
 
 class Prompt(NamedTuple):
@@ -71,14 +81,16 @@ def fit(tokenizer, episode: Episode, style: str, max_tokens: int) -> Prompt:
     return Prompt(analysis_prompt(episode, style, high), high)
 
 
-def judge(answer: Answer, episode: Episode, min_words: int, leaks: str) -> tuple[Skill | None, str]:
-    """(skill, "") or (None, reason)."""
+def judge(answer: Answer, episode: Episode | None, rules: Rules) -> tuple[Skill | None, str]:
+    """(skill, "") or (None, reason). episode: which one the answer is about, needed for leaks."""
     if answer.finish in ("filtered", "failed"):
         return None, answer.finish
-    skill, reason = explain(answer.text, min_words)
+    skill, reason = explain(answer.text, rules.min_words)
     if answer.finish == "length":  # what looks whole may have been about to go on
         return None, "unfinished"
-    if skill and leaks == "reject" and named_instances(skill.text, episode):
+    if skill and rules.too_long(skill):
+        return None, "too_long"
+    if skill and rules.leaks == "reject" and named_instances(skill.text, episode):
         return None, "leak"
     return skill, reason
 
@@ -95,8 +107,7 @@ def annotate(
     prompts: Sequence[Prompt],
     ask: Ask,
     *,
-    min_words: int,
-    leaks: str,
+    rules: Rules,
     asks: int,
 ) -> Iterator[dict[str, Any]]:
     """One line for skills.jsonl for each episode that was answered, as answers come.
@@ -116,7 +127,7 @@ def annotate(
                 requests=answer.attempts,
                 cached=answer.attempts == 0,
             )
-            skill, reason = judge(answer, episodes[index], min_words, leaks)
+            skill, reason = judge(answer, episodes[index], rules)
             if reason == "failed":
                 continue
             if skill is None and reason != "filtered" and round_number + 1 < asks:

@@ -23,7 +23,7 @@ from seed_jax import tokenizer as tok
 from seed_jax.config import ConfigError
 from seed_jax.evaluate import evaluate, rate
 from seed_jax.hindsight import dataset
-from seed_jax.hindsight.annotate import judge
+from seed_jax.hindsight.annotate import Rules, judge
 from seed_jax.hindsight.client import Answer
 from seed_jax.models import hf
 from seed_jax.models.attention import choose_backend
@@ -285,7 +285,7 @@ def written_skills(run: Stage1) -> dict[str, Any]:
     usable = np.zeros(len(rows))
     for place, completion in enumerate(completions):
         answer = Answer(tok.decode(run.tokenizer, completion.tokens), completion.finish)
-        skill, reason = judge(answer, None, run.config.hindsight.min_words, "keep")
+        skill, reason = judge(answer, None, Rules(run.config.hindsight.min_words))
         usable[place] = skill is not None
         if skill is None:
             reasons[reason] = reasons.get(reason, 0) + 1

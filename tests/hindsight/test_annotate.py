@@ -42,7 +42,7 @@ def episodes(count: int, steps: int = 2) -> list:
 
 
 def lines(made, ask, **changes) -> list[dict]:
-    arguments = {"min_words": 3, "leaks": "keep", "asks": 1, **changes}
+    arguments = {"rules": annotate.Rules(3), "asks": 1, **changes}
     noted = [records.to_record(episode, number) for number, episode in enumerate(made)]
     prompts = [annotate.fit(tiny.tokenizer(), episode, "compact", 400) for episode in made]
     return list(annotate.annotate(noted, made, prompts, ask, **arguments))
@@ -177,6 +177,16 @@ def test_rejected_skills_keep_their_answer_and_reason():
     )
 
 
+def test_skills_that_the_policy_has_no_room_for_are_rejected():
+    rules = annotate.Rules(3, too_long=lambda skill: len(skill.text.split()) > 5)
+    long = json.dumps({"episode_summary": "", "episode_skill": "one two three four five six"})
+    replies = {0: long, 1: long.replace(" six", "")}
+    with Service(lambda _, number: (200, {}, answer(replies[number]))) as service:
+        (line,) = lines(episodes(1), annotate.by_service(client(service.url), 64), rules=rules, asks=2)
+        assert "is too long" in service.requests[1][2]["messages"][0]["content"]
+    assert line["skill"] == "one two three four five" and line["reason"] == ""
+
+
 def _said(said: dict, prompt: str):
     return next(value for mark, value in said.items() if mark in prompt)
 
@@ -186,11 +196,11 @@ def test_skills_that_name_instances_can_be_rejected():
     place = episode.turns[0].command.removeprefix("go to ")
     text = json.dumps({"episode_summary": "", "episode_skill": f"look at {place.upper()} before you leave"})
     ask = lambda prompts: iter([(0, Answer(text, "stop"))])  # noqa: E731
-    assert lines([episode], ask, leaks="reject")[0]["reason"] == "leak"
-    assert lines([episode], ask, leaks="keep")[0]["skill"].endswith("before you leave")
+    assert lines([episode], ask, rules=annotate.Rules(3, "reject"))[0]["reason"] == "leak"
+    assert lines([episode], ask)[0]["skill"].endswith("before you leave")
     other = json.dumps({"episode_summary": "", "episode_skill": "take route 66 to the kitchen"})
     unseen = lambda prompts: iter([(0, Answer(other, "stop"))])  # noqa: E731
-    assert lines([episode], unseen, leaks="reject")[0]["reason"] == ""
+    assert lines([episode], unseen, rules=annotate.Rules(3, "reject"))[0]["reason"] == ""
 
 
 def test_long_episodes_lose_as_little_of_their_middle_as_fits():

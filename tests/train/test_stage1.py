@@ -21,7 +21,7 @@ from envs.alfworld.generate import make_tasks
 from launch.environment import open_world
 from seed_jax import sharding
 from seed_jax.hindsight import dataset
-from seed_jax.hindsight.annotate import annotate, by_rules, fit
+from seed_jax.hindsight.annotate import Rules, annotate, by_rules, fit
 from seed_jax.hindsight.records import to_record
 from seed_jax.models import hf
 from seed_jax.models.spec import init_params
@@ -211,7 +211,7 @@ def make_data(directory: Path) -> Data:
     write = lambda i: Skill(*domain.write_skill(tasks[i], steps(episodes[i]), episodes[i].won))  # noqa: E731
     noted = [to_record(episode, 0) for episode in episodes]
     prompts = [fit(tiny.tokenizer(), episode, "compact", 288) for episode in episodes]
-    lines = list(annotate(noted, episodes, prompts, by_rules(write), min_words=3, leaks="keep", asks=1))
+    lines = list(annotate(noted, episodes, prompts, by_rules(write), rules=Rules(3), asks=1))
     dataset.write(directory, *dataset.build(noted, lines, fraction=0.1, acting=1.0, seed=0))
     train, val, meta = dataset.read(directory)
     assert {row["kind"] for row in train} == {row["kind"] for row in val} == {"skill", "act"}
