@@ -310,7 +310,8 @@ def _sft() -> ConfigDict:
     sft.row_tokens = 8192  # tokens of a packed row; an example that is longer is an error, nothing is cut
     sft.scored_tokens_per_row = 4096  # response tokens in a row
     sft.rows_per_micro = 0  # rows in one backward pass, a multiple of mesh.fsdp; 0 = mesh.fsdp, one for each
-    sft.play_episodes = 8  # episodes of each validation task, before training and after each epoch; 0 = none
+    sft.eval_every = 1  # epochs between validations; before training and at the end there is always one
+    sft.play_episodes = 8  # episodes of each validation task at a validation; 0 = none
     sft.play_temperature = 0.4  # sampling temperature of these
     sft.checkpoint_every = 50  # optimizer steps between checkpoints; the end of an epoch is always saved
     return sft

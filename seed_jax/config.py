@@ -195,6 +195,7 @@ def unknown_field(known: Iterable[str], dotted: str) -> str:
     last = dotted.rsplit(".", 1)[-1]
     # A mistyped section or field is near as a whole; a field without its section equals the last part of the right one.
     near = [field for field in known if field.rsplit(".", 1)[-1] == last]
+    near = difflib.get_close_matches(dotted, near, n=1, cutoff=0.8) or near  # its section may be mistyped
     near = near or difflib.get_close_matches(dotted, known, n=1, cutoff=0.6)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; configs/base.py lists all fields"
     return f"unknown field {dotted}{hint}"

@@ -130,6 +130,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "sft.row_tokens": 1,
     "sft.scored_tokens_per_row": 1,
     "sft.rows_per_micro": 0,
+    "sft.eval_every": 1,
     "sft.play_episodes": 0,
     "sft.checkpoint_every": 1,
 }

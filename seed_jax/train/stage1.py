@@ -159,7 +159,7 @@ def train_stage1(config, data: Data, world: World, workdir: Path) -> dict[str, A
         state, done, sums = _restore(run, checkpoints)
         try:
             while True:
-                if done % run.batches.per_epoch == 0 and not _evaluated(run, done):
+                if _validates(run, done) and not _evaluated(run, done):
                     _evaluate(run, state, done)
                 if done == run.batches.steps:
                     break
@@ -220,6 +220,10 @@ def _log(run: Stage1, done: int, metrics: dict[str, float], sums: dict[str, floa
 
 def evaluations(run: Stage1) -> list[dict[str, Any]]:
     return read_jsonl(run.workdir / EVALUATIONS_FILE)
+
+
+def _validates(run: Stage1, done: int) -> bool:
+    return done % (run.batches.per_epoch * run.config.sft.eval_every) == 0 or done == run.batches.steps
 
 
 def _evaluated(run: Stage1, done: int) -> bool:
