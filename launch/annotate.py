@@ -83,7 +83,7 @@ def main(_) -> int:
 def _check(config, stage: str) -> None:
     """Raises one of INPUT_ERRORS for what can be known before anything is loaded."""
     with config.unlocked():
-        config.hindsight.source, config.hindsight.control = "none", "none"  # no library is read here
+        config.hindsight.source, config.hindsight.control = "self_hindsight", "none"  # no library is read here
         if _SERVER.value and stage == "rollouts":
             config.model.init = config.model.init or "(served)"
     config_lib.check(config, ("annotate", "seed", "env") if stage == "dataset" else SECTIONS)
@@ -154,7 +154,14 @@ def collect(config, out: Path) -> dict[str, Any]:
 
 def _shapes_rollouts(field: str) -> bool:
     """Whether an episode depends on the field. The number of tasks does not shape those that are there."""
-    free = ("env.workers", "env.step_timeout_s", "rollout.batch", "rollout.prompt_bucket", "rollout.group")
+    free = (
+        "env.workers",
+        "env.step_timeout_s",
+        "rollout.batch",
+        "rollout.analysis_batch",
+        "rollout.prompt_bucket",
+        "rollout.group",
+    )
     if field.startswith(free) or field in ("rollout.temperature", "rollout.max_rounds"):
         return False
     return field.startswith(("env.", "rollout.")) or field in (
@@ -265,7 +272,7 @@ def make_dataset(config, out: Path) -> dict[str, Any]:
     episodes, skills = dataset.load_sources(out / records_lib.ROLLOUTS_FILE, out / records_lib.SKILLS_FILE)
     a = config.annotate
     train, val, meta = dataset.build(episodes, skills, fraction=a.val_fraction, acting=a.acting, seed=config.seed)
-    meta["prompt_style"] = config.env.prompt
+    meta |= {"prompt_style": config.env.prompt, "max_analysis_tokens": config.hindsight.max_analysis_tokens}
     dataset.write(out, train, val, meta)
     wanted = round(a.acting * meta["train"].get(dataset.SKILL, 0))
     if meta["train"].get(dataset.ACT, 0) < wanted:

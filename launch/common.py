@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from launch.environment import DataError, open_environment, record_games
 from seed_jax import config as config_lib
@@ -23,7 +22,7 @@ from seed_jax.models import hf
 from seed_jax.runtime.checkpoint import CheckpointError
 from seed_jax.runtime.host import keep_freed_memory, use_every_core
 from seed_jax.runtime.logging import WorkdirError, prepare_workdir
-from seed_jax.sampler.engine import Sampler
+from seed_jax.sampler.engine import Sampler, sampler_of
 from seed_jax.train.loop import train
 
 # What a config or a user's files can cause: told in one line, without a traceback.
@@ -60,16 +59,8 @@ def open_model(config) -> tuple[Sampler, Any]:
         tokenizer = tok.load_tokenizer(model_dir, config.rollout.thinking)
     except (OSError, ValueError, CheckpointError) as error:
         raise config_lib.ConfigError(f"model.init = {config.model.init!r}: {error}") from error
-    sampler = Sampler(
-        spec,
-        tokenizer.eos_token_id,
-        seed=config.seed,
-        batch=config.rollout.batch,
-        prompt_bucket=config.rollout.prompt_bucket,
-        mesh=mesh,
-    )
-    dtype = jnp.dtype(config.model.dtype)
-    sampler.params = jax.block_until_ready(sharding.reshard(params, spec, mesh, "decode", dtype))
+    sampler = sampler_of(config, spec, tokenizer, mesh)
+    sampler.load(params)
     return sampler, tokenizer
 
 

@@ -61,7 +61,7 @@ def main(_) -> int:
 def run(config, data_dir: Path, workdir: Path, *, overwrite: bool = False) -> dict:
     """Trains in a workdir, or resumes what it holds; returns the summary."""
     with config.unlocked():
-        config.hindsight.source, config.hindsight.control = "none", "none"  # no library is read here
+        config.hindsight.source, config.hindsight.control = "self_hindsight", "none"  # no library is read here
     config_lib.check(config, SECTIONS)
     train, val, meta = dataset.read(data_dir)
     _check_data(config, train, val, meta)
@@ -77,6 +77,11 @@ def _check_data(config, train, val, meta) -> None:
         raise RecordError(
             f"the data has {meta.get('prompt_style')!r} prompts and env.prompt = {config.env.prompt!r}; use the config "
             "that the data was made with"
+        )
+    if meta["max_analysis_tokens"] > config.hindsight.max_analysis_tokens:
+        raise RecordError(
+            f"hindsight.max_analysis_tokens = {config.hindsight.max_analysis_tokens}: the data was made with "
+            f"{meta['max_analysis_tokens']}, so some prompts may be longer; raise it to that"
         )
     for name, rows, remedy in (
         ("train.jsonl", train, "was any skill usable? see report_skills.json"),

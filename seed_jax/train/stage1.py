@@ -32,7 +32,7 @@ from seed_jax.rollout import World
 from seed_jax.runtime.checkpoint import Checkpointer
 from seed_jax.runtime.logging import EVALUATIONS_FILE, MetricsWriter, PhaseTimer, Progress, append_jsonl, read_jsonl
 from seed_jax.runtime.signals import stop_on_signals
-from seed_jax.sampler.engine import Sampler
+from seed_jax.sampler.engine import sampler_of
 from seed_jax.train.loop import Interrupted
 from seed_jax.train.packing import Sample, Shape, first_fit
 from seed_jax.train.sft import warmup_cosine
@@ -90,24 +90,13 @@ class Stage1:
         placed = sharding.param_shardings(self.spec, self.mesh, "train")
         self.shardings = state_shardings(self.optimizer, self.initial, placed, self.mesh, keep_reference=False)
         self.step, self.loss = build_programs(config, self.spec, self.mesh, self.optimizer, self.shardings)
-        self.sampler = Sampler(
-            self.spec,
-            self.tokenizer.eos_token_id,
-            seed=config.seed,
-            batch=config.rollout.batch,
-            prompt_bucket=config.rollout.prompt_bucket,
-            mesh=self.mesh,
-        )
+        self.sampler = sampler_of(config, self.spec, self.tokenizer, self.mesh)
         self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard)
         self.timer, self.progress = PhaseTimer(), Progress(self.batches.steps, enabled=jax.process_index() == 0)
         self.stop = threading.Event()
 
     def fresh_state(self) -> TrainState:
         return jax.device_put(init_state(self.initial, self.optimizer, keep_reference=False), self.shardings)
-
-    def load_sampler(self, params) -> None:
-        dtype = jnp.dtype(self.config.model.dtype)
-        self.sampler.params = jax.block_until_ready(sharding.reshard(params, self.spec, self.mesh, "decode", dtype))
 
     def on_turn(self, *_: int) -> None:
         if self.stop.is_set():
@@ -233,7 +222,7 @@ def _evaluated(run: Stage1, done: int) -> bool:
 def _evaluate(run: Stage1, state: TrainState, done: int) -> None:
     """Appends what validation says about the weights after `done` steps; exports them if they are the best so far."""
     with run.timer("validate"):
-        run.load_sampler(state.params)
+        run.sampler.load(state.params)
         record = {
             "iteration": done,
             "epoch": done // run.batches.per_epoch,
