@@ -30,7 +30,15 @@ from seed_jax.models.attention import choose_backend
 from seed_jax.models.logprobs import score_tokens
 from seed_jax.rollout import World
 from seed_jax.runtime.checkpoint import Checkpointer
-from seed_jax.runtime.logging import EVALUATIONS_FILE, MetricsWriter, PhaseTimer, Progress, append_jsonl, read_jsonl
+from seed_jax.runtime.logging import (
+    EVALUATIONS_FILE,
+    MetricsWriter,
+    PhaseTimer,
+    Progress,
+    append_jsonl,
+    duration,
+    read_jsonl,
+)
 from seed_jax.runtime.signals import stop_on_signals
 from seed_jax.sampler.engine import sampler_of
 from seed_jax.train.loop import Interrupted
@@ -94,6 +102,7 @@ class Stage1:
         self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard)
         self.timer, self.progress = PhaseTimer(), Progress(self.batches.steps, enabled=jax.process_index() == 0)
         self.stop = threading.Event()
+        self.taken = 0  # steps of this process
 
     def fresh_state(self) -> TrainState:
         return jax.device_put(init_state(self.initial, self.optimizer, keep_reference=False), self.shardings)
@@ -201,7 +210,12 @@ def _log(run: Stage1, done: int, metrics: dict[str, float], sums: dict[str, floa
     means = {f"sft/{n}": total if n == "skipped_steps" else total / steps for n, total in sums.items()}
     sums.clear()
     run.metrics.write(done, {**means, "sft/epoch": done / run.batches.per_epoch, **run.timer.collect()})
-    run.progress.line(done, loss=means["sft/loss"], skipped=means["sft/skipped_steps"] or None)
+    run.taken += int(steps)
+    left = run.timer.totals["train"] / run.taken * (run.batches.steps - done)
+    skipped = f", {means['sft/skipped_steps']:.0f} steps skipped" if means["sft/skipped_steps"] else ""
+    run.progress.message(
+        f"[{done}/{run.batches.steps}] loss {means['sft/loss']:.4f}{skipped}, about {duration(left)} of training left"
+    )
 
 
 # -- validation --------------------------------------------------------------------------------------------------------
