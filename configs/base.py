@@ -33,6 +33,8 @@ def get_config() -> ConfigDict:
     config.eval = _eval()
     config.checkpoint = _checkpoint()
     config.log = _log()
+    config.annotate = _annotate()
+    config.sft = _sft()
     return config.lock()
 
 
@@ -269,3 +271,47 @@ def _log() -> ConfigDict:
     log.grad_norms_every = 0  # iterations between separate gradient norms of RL and distillation; 0 = never
     log.diagnostics_episodes = 96  # episodes behind the closing skill table; 0 = no table
     return log
+
+
+def _annotate() -> ConfigDict:
+    """Stage 1, the data: launch.annotate. What writes for `openai` is named in hindsight.api_*; the prompt's and the
+    skill's limits are hindsight.max_analysis_tokens and hindsight.min_words."""
+    annotate = ConfigDict()
+    annotate.tasks = 180  # training tasks to play, balanced over families
+    annotate.rollouts = 8  # episodes of each
+    annotate.temperature = 0.4  # sampling temperature of these episodes
+    # "openai" = a chat service | "policy" = the model itself | "planner" = rules of the environment, offline
+    annotate.writer = "openai"  # who writes the skills
+    annotate.max_tokens = 1024  # tokens of an answer
+    annotate.asks = 2  # requests about an episode: an answer without a usable skill is sent back with the reason
+    annotate.retries = 5  # further attempts at a request that failed in passing
+    annotate.usd_per_million_prompt_tokens = 0.0  # price at the service, for the cost in the report
+    annotate.usd_per_million_completion_tokens = 0.0  # as above, of what it writes
+    annotate.leaks = "keep"  # skills that name an object or place of their game by number: "keep" | "reject"
+    annotate.val_fraction = 0.1  # share of every family's tasks whose episodes validate
+    annotate.acting = 1.0  # turns of successful episodes for each skill, so that acting is not unlearned; 0 = none
+    return annotate
+
+
+def _sft() -> ConfigDict:
+    """Stage 1, the training: launch.sft."""
+    sft = ConfigDict()
+    sft.epochs = 3  # passes over the training rows
+    sft.batch = 8  # examples of an optimizer step
+    sft.lr = 5e-6  # peak learning rate of AdamW
+    sft.warmup = 0.1  # share of the steps from zero to the peak; then half a cosine to zero
+    sft.b1 = 0.9  # decay of the mean of gradients
+    sft.b2 = 0.95  # decay of the mean of squared gradients
+    sft.eps = 1e-8  # added to the root of the mean of squared gradients
+    sft.weight_decay = 0.01  # decoupled decay, times the learning rate
+    sft.grad_clip = 1.0  # largest global norm of a gradient
+    # "example_mean" = over examples, of means over response tokens | "token_mean" = over all response tokens of a step
+    sft.loss = "example_mean"  # what is averaged
+    sft.row_tokens = 8192  # tokens of a packed row; an example that is longer is an error, nothing is cut
+    sft.scored_tokens_per_row = 4096  # response tokens in a row
+    sft.rows_per_micro = 0  # rows in one backward pass, a multiple of mesh.fsdp; 0 = mesh.fsdp, one for each
+    sft.eval_every = 1  # epochs between validations; before training and at the end there is always one
+    sft.play_episodes = 8  # episodes of each validation task at a validation; 0 = none
+    sft.play_temperature = 0.4  # sampling temperature of these
+    sft.checkpoint_every = 50  # optimizer steps between checkpoints; the end of an epoch is always saved
+    return sft

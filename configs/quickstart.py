@@ -59,6 +59,13 @@ def get_config(variant: str = "seed") -> ConfigDict:
     config.pack.micros_per_mini = 1
     config.eval.every = 5
     config.eval.games = 192
+    # Stage 1, which starts from assets/quickstart/base: --config.model.init=assets/quickstart/base
+    config.annotate.writer = "planner"
+    config.sft.lr = 5e-4
+    config.sft.batch = 32
+    config.sft.row_tokens = 384
+    config.sft.scored_tokens_per_row = 96
+    config.sft.rows_per_micro = 8
     methods.apply(config, method)
     if config.hindsight.at_rollout:
         config.pack.row_tokens = 200  # a turn and the skill that the policy read

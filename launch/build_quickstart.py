@@ -41,15 +41,16 @@ from seed_jax import tokenizer as tok
 from seed_jax.evaluate import evaluate
 from seed_jax.hindsight.analyzer import analyze
 from seed_jax.hindsight.prompts import analysis_prompt, insert_skill
+from seed_jax.hindsight.records import skill_answer
 from seed_jax.models import hf
 from seed_jax.models.spec import ModelSpec, init_params
 from seed_jax.rollout import World
 from seed_jax.runtime.host import keep_freed_memory, use_every_core
 from seed_jax.sampler.engine import Sampler
 from seed_jax.train.packing import Sample, Shape
-from seed_jax.train.sft import train_sft
+from seed_jax.train.sft import encode_pairs, train_sft
 from seed_jax.train.state import init_state, make_optimizer
-from seed_jax.types import Episode, Turn
+from seed_jax.types import Episode, Skill, Turn
 
 OUT = flags.DEFINE_string("out", "assets/quickstart", "directory that receives base/, stage1/ and card.json")
 BASE_STEPS = flags.DEFINE_integer("base_steps", 1500, "optimizer steps of behaviour cloning")
@@ -130,13 +131,6 @@ def games(first: int, count: int) -> Iterator[dict]:
         yield make_game(FAMILIES[index % len(FAMILIES)], first + index // len(FAMILIES), "mini", "train")
 
 
-def encode(tokenizer, pairs: list[tuple[str, str]]) -> list[Sample]:
-    """(prompt, reply) texts -> samples."""
-    prompts = tok.encode_prompts(tokenizer, [prompt for prompt, _ in pairs])
-    replies = tokenizer([reply for _, reply in pairs], add_special_tokens=False)["input_ids"]
-    return [Sample(prompt, [*reply, tokenizer.eos_token_id]) for prompt, reply in zip(prompts, replies, strict=True)]
-
-
 def acting_pairs(episodes: list[Episode]) -> list[tuple[str, str]]:
     return [(turn.prompt, turn.response) for episode in episodes for turn in episode.turns]
 
@@ -144,7 +138,7 @@ def acting_pairs(episodes: list[Episode]) -> list[tuple[str, str]]:
 def skill_pair(game: dict, episode: Episode) -> tuple[str, str]:
     """(analysis prompt, JSON) of one episode by the rule-based annotator."""
     summary, skill = annotate(game, [(turn.command, turn.result) for turn in episode.turns], episode.won)
-    return analysis_prompt(episode, STYLE), f'{{"episode_summary": "{summary}", "episode_skill": "{skill}"}}'
+    return analysis_prompt(episode, STYLE), skill_answer(Skill(summary, skill))
 
 
 def base_data(tokenizer, count: int, skip: float, seed: int) -> list[Sample]:
@@ -154,7 +148,7 @@ def base_data(tokenizer, count: int, skip: float, seed: int) -> list[Sample]:
         for game in games(FIRST_GAME, count)
         for noise in (0.0, 0.35)
     ]
-    return encode(tokenizer, acting_pairs(episodes))
+    return encode_pairs(tokenizer, acting_pairs(episodes))
 
 
 def stage1_data(tokenizer, count: int, skip: float, seed: int) -> tuple[list[Sample], list[Sample], list[Sample]]:
@@ -171,9 +165,9 @@ def stage1_data(tokenizer, count: int, skip: float, seed: int) -> tuple[list[Sam
             again = demonstrate(game, rng, skip=False, skill=skill)
             following += [again] if again.won else []
     return (
-        encode(tokenizer, acting_pairs(acting)),
-        encode(tokenizer, acting_pairs(following)),
-        encode(tokenizer, skills),
+        encode_pairs(tokenizer, acting_pairs(acting)),
+        encode_pairs(tokenizer, acting_pairs(following)),
+        encode_pairs(tokenizer, skills),
     )
 
 

@@ -17,7 +17,18 @@ from seed_jax import config_rules as rules
 
 # Fields (and sections, with a final dot) that a resumed run may change: they alter neither the update nor the episodes,
 # nor which evaluations can be compared (the panel of a run is fixed).
-FREE_ON_RESUME = ("iterations", "eval.every", "checkpoint.", "log.", "mesh.", "env.workers", "env.step_timeout_s")
+# The sections of stage 1 belong to other programs.
+FREE_ON_RESUME = (
+    "iterations",
+    "eval.every",
+    "checkpoint.",
+    "log.",
+    "mesh.",
+    "env.workers",
+    "env.step_timeout_s",
+    "annotate.",
+    "sft.",
+)
 
 
 class ConfigError(ValueError):
@@ -184,6 +195,7 @@ def unknown_field(known: Iterable[str], dotted: str) -> str:
     last = dotted.rsplit(".", 1)[-1]
     # A mistyped section or field is near as a whole; a field without its section equals the last part of the right one.
     near = [field for field in known if field.rsplit(".", 1)[-1] == last]
+    near = difflib.get_close_matches(dotted, near, n=1, cutoff=0.8) or near  # its section may be mistyped
     near = near or difflib.get_close_matches(dotted, known, n=1, cutoff=0.6)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; configs/base.py lists all fields"
     return f"unknown field {dotted}{hint}"

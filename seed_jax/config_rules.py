@@ -73,6 +73,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "distill.denominator": ("masked", "all"),
     "distill.schedule": ("const", "linear", "window", "handoff"),
     "eval.split": ("seen", "unseen"),
+    "annotate.writer": ("openai", "policy", "planner"),
+    "annotate.leaks": ("keep", "reject"),
+    "sft.loss": ("example_mean", "token_mean"),
 }
 
 WHOLE_NUMBERS = {  # field -> smallest value that makes sense
@@ -117,6 +120,19 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "log.episodes_per_iteration": 0,
     "log.grad_norms_every": 0,
     "log.diagnostics_episodes": 0,
+    "annotate.tasks": 1,
+    "annotate.rollouts": 1,
+    "annotate.max_tokens": 1,
+    "annotate.asks": 1,
+    "annotate.retries": 0,
+    "sft.epochs": 1,
+    "sft.batch": 1,
+    "sft.row_tokens": 1,
+    "sft.scored_tokens_per_row": 1,
+    "sft.rows_per_micro": 0,
+    "sft.eval_every": 1,
+    "sft.play_episodes": 0,
+    "sft.checkpoint_every": 1,
 }
 
 # Real numbers: must be > 0, >= 0, in [0, 1), or in (0, 1].
@@ -128,6 +144,9 @@ POSITIVE = (
     "optim.lr",
     "optim.eps",
     "optim.grad_clip",
+    "sft.lr",
+    "sft.eps",
+    "sft.grad_clip",
 )
 NOT_NEGATIVE = (
     "adv.std_floor",
@@ -150,8 +169,23 @@ NOT_NEGATIVE = (
     "distill.span_weight",
     "distill.schedule_end",
     "optim.weight_decay",
+    "annotate.temperature",
+    "annotate.usd_per_million_prompt_tokens",
+    "annotate.usd_per_million_completion_tokens",
+    "annotate.acting",
+    "sft.weight_decay",
+    "sft.play_temperature",
 )
-FRACTIONS = ("adv.shape_clip", "loss.clip_low", "optim.b1", "optim.b2")
+FRACTIONS = (
+    "adv.shape_clip",
+    "loss.clip_low",
+    "optim.b1",
+    "optim.b2",
+    "annotate.val_fraction",
+    "sft.b1",
+    "sft.b2",
+    "sft.warmup",
+)
 SHARES = ("env.data_fraction", "adv.gamma", "adv.anchor_similarity", "distill.ema_rate")
 NAMES = ("method", "model.init", "env.name", "env.data", "env.size")
 SWITCHES = ("rollout.require_think", "hindsight.stop_json", "hindsight.teach_readers", "log.tensorboard")
@@ -380,6 +414,11 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
             (kind != "none" or shape != "none") and row < prompt + skill + response
         ),
         "a teacher row must hold a whole turn and its skill; raise the first to the sum of the next three",
+    ),
+    (
+        ("sft.row_tokens", "sft.scored_tokens_per_row"),
+        lambda row, scored: row < scored,
+        "a row cannot score more tokens than it has; lower the second",
     ),
     (
         ("mesh.fsdp", "mesh.tensor"),

@@ -111,15 +111,15 @@ def summarize(episodes: Sequence[Episode], games: Sequence[Hashable] | None = No
         families[episode.family].append(place)
     turns = [turn for episode in episodes for turn in episode.turns]
     won = np.array([episode.won for episode in episodes], float)
-    rate, error = _rate(won, games)
+    success, error = rate(won, games)
     of_family = {
-        family: _rate(won[places], [games[place] for place in places]) for family, places in sorted(families.items())
+        family: rate(won[places], [games[place] for place in places]) for family, places in sorted(families.items())
     }
     count = max(1, len(of_family))
     return {
         "games": len(set(games)),
         "episodes": len(episodes),
-        "success_rate": rate,
+        "success_rate": success,
         "standard_error": error,
         "macro_success_rate": sum(value for value, _ in of_family.values()) / count,
         "macro_standard_error": math.sqrt(sum(e**2 for _, e in of_family.values())) / count,
@@ -132,16 +132,16 @@ def summarize(episodes: Sequence[Episode], games: Sequence[Hashable] | None = No
     }
 
 
-def _rate(won: np.ndarray, games: Sequence[Hashable]) -> tuple[float, float]:
+def rate(won: np.ndarray, games: Sequence[Hashable]) -> tuple[float, float]:
     """(mean, its standard error over games): sqrt(sum over games of (sum of deviations)^2) / n, sqrt(p (1 - p) / n) if
     no game comes twice."""
     if not len(won):
         return 0.0, 0.0
-    rate = float(won.mean())
+    mean = float(won.mean())
     deviations: dict[Hashable, float] = defaultdict(float)
-    for value, game in zip(won - rate, games, strict=True):
+    for value, game in zip(won - mean, games, strict=True):
         deviations[game] += float(value)
-    return rate, math.sqrt(sum(value**2 for value in deviations.values())) / len(won)
+    return mean, math.sqrt(sum(value**2 for value in deviations.values())) / len(won)
 
 
 def reference_draws(tasks: Sequence[Any], round_number: int = 0) -> list[Any]:

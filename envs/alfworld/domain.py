@@ -50,7 +50,14 @@ class AlfworldDomain:
         game = make(task.source, self.engine)
         game.reset()
         steps = [(command, game.step(command).text) for command in game.walkthrough]
-        return annotate(_described(task), steps, won=True)[1]
+        return self.write_skill(task, steps, won=True)[1]
+
+    def write_skill(self, task: Task, steps: list[tuple[str, str]], won: bool) -> tuple[str, str]:
+        """(summary, skill) of a finished episode by rules that know what the task wants; steps: (command, result).
+
+        Places come from the episode alone: a policy that learns to write such skills reads nothing else.
+        """
+        return annotate(_described(task), steps, won)
 
     def row_class(self, task: Task, episode: Any, index: int) -> str | None:
         """What kind of decision turn `index` of an episode is, for the skill table; None for turns that decide

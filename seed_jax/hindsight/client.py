@@ -1,28 +1,40 @@
 """A client for chat services that speak the OpenAI protocol (vLLM, SGLang, hosted models): for skills by another model,
 and for the evaluation of a served one.
 
+Requests are in flight side by side, up to a limit, and answers come as they finish. What may pass (rate limits, server
+errors, time-outs, answers cut off or damaged) is tried again after a pause that doubles, with jitter, or after as long
+as the service asks for.
+
 The key comes from the environment, goes into one header of requests to the configured URL and nowhere else: redirects
 are refused (they could carry it to another host) and errors name the status and the service's own message only.
 """
 
 from __future__ import annotations
 
+import contextlib
+import email.utils
+import hashlib
 import http.client
 import json
 import os
+import random
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 KEY_VARIABLE = "SEED_JAX_API_KEY"
 _RETRY_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _MAX_ANSWER_BYTES = 4_000_000
+_MAX_PAUSE_S = 60.0  # between two attempts, whatever the service asks for
+_FILTERED = "content_filter"  # what the protocol calls it, as a reason to finish and as an error code
 
 
 class ClientError(RuntimeError):
@@ -34,19 +46,42 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+class Answer(NamedTuple):
+    """finish: "stop", "length", "filtered" (the service refuses to answer this), or "failed" (all attempts failed).
+
+    Tokens are as the service counts them, 0 if it does not say. attempts: requests sent; 0: it was in the cache.
+    """
+
+    text: str
+    finish: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    attempts: int = 1
+
+
+class _Passing(Exception):
+    """An attempt failed in a way that may pass. wait_s: how long the service wants to be left alone."""
+
+    def __init__(self, wait_s: float = 0.0):
+        super().__init__()
+        self.wait_s = wait_s
+
+
 @dataclass(frozen=True)
 class Client:
-    """url: the base URL up to and with "/v1"; retries: further attempts at a request that failed in passing; source:
-    where the user has set the url (for messages)."""
+    """url: the base URL up to and with "/v1"; timeout_s: for one attempt; workers: requests in flight; retries: further
+    attempts at a request that failed in passing; source: where the user has set the url (for messages); cache: a
+    directory that keeps answers by request."""
 
     url: str
     model: str
     timeout_s: float = 120.0
     workers: int = 16
     retries: int = 3
-    pause_s: float = 1.0  # before the first retry; doubles each time
+    pause_s: float = 1.0  # before the first retry; doubles each time, and is scattered by a half
     source: str = "hindsight.api_url"
     key: str = field(default_factory=lambda: os.environ.get(KEY_VARIABLE, ""), repr=False)
+    cache: Path | None = None
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -64,7 +99,18 @@ class Client:
         fields: Sequence[dict[str, Any]] | None = None,
         reasoning: bool = False,
     ) -> list[tuple[str, str]]:
-        """(answer, finish) for each prompt, in order; finish is "stop", "length", or "failed" (all attempts failed).
+        """(answer, finish) for each prompt, in order; finish as in `Answer`. Arguments and errors as for `stream`."""
+        done = dict(self.stream(prompts, max_tokens, fields, reasoning))
+        return [(done[index].text, done[index].finish) for index in range(len(prompts))]
+
+    def stream(
+        self,
+        prompts: Sequence[str],
+        max_tokens: int,
+        fields: Sequence[dict[str, Any]] | None = None,
+        reasoning: bool = False,
+    ) -> Iterator[tuple[int, Answer]]:
+        """(index of the prompt, answer) as they come; every prompt gets exactly one.
 
         fields: further fields of each request, such as {"temperature": 0.4}; without any it is greedy.
         reasoning: what a service reports apart as the model's thoughts is put before the answer, in <think> tags.
@@ -80,53 +126,139 @@ class Client:
             }
             for prompt, extra in zip(prompts, fields or [{}] * len(prompts), strict=True)
         ]
-        with ThreadPoolExecutor(self.workers) as pool:
-            return list(pool.map(lambda body: self._one(body, reasoning), bodies))
+        stop = threading.Event()
+        pool = ThreadPoolExecutor(self.workers)
+        try:
+            index_of = {pool.submit(self._one, body, reasoning, stop): index for index, body in enumerate(bodies)}
+            for future in as_completed(index_of):
+                yield index_of[future], future.result()
+        finally:  # after an error or an interruption nothing more is sent
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
 
-    def _one(self, body: dict[str, Any], reasoning: bool) -> tuple[str, str]:
+    def _one(self, body: dict[str, Any], reasoning: bool, stop: threading.Event) -> Answer:
+        place = self._cache_file(body, reasoning)
+        kept = _read_cached(place) if place else None
+        if kept is not None:
+            return kept
         for attempt in range(self.retries + 1):
-            if attempt:
-                time.sleep(self.pause_s * 2 ** (attempt - 1))
-            answer = self._post(body, reasoning)
-            if answer is not None:
-                return answer
-        return "", "failed"
+            try:
+                answer = self._post(body, reasoning)._replace(attempts=attempt + 1)
+            except _Passing as passing:
+                if attempt < self.retries and stop.wait(pause(attempt, self.pause_s, passing.wait_s)):
+                    break
+                continue
+            if place:
+                _write_cached(place, answer)
+            return answer
+        return Answer("", "failed", attempts=self.retries + 1)
 
-    def _post(self, body: dict[str, Any], reasoning: bool) -> tuple[str, str] | None:
-        """One attempt; None if another may succeed."""
+    def _post(self, body: dict[str, Any], reasoning: bool) -> Answer:
+        """One attempt; raises _Passing if another may succeed."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         request = urllib.request.Request(
             self.url.rstrip("/") + "/chat/completions", json.dumps(body).encode(), headers, method="POST"
         )
         try:
             with urllib.request.build_opener(_NoRedirect).open(request, timeout=self.timeout_s) as response:
-                return _read_answer(response.read(_MAX_ANSWER_BYTES), reasoning)
+                raw = _read_body(response, time.monotonic() + self.timeout_s)
+            # A service that shows the request in its answer must not bring the key into files.
+            return _read_answer(raw.replace(self.key.encode(), b"(key)") if self.key else raw, reasoning)
         except urllib.error.HTTPError as error:
-            if error.code in _RETRY_STATUS:
-                return None
-            message = _message(error).replace(self.key, "(key)") if self.key else _message(error)
+            with error:
+                if error.code in _RETRY_STATUS:
+                    raise _Passing(retry_after(error.headers)) from None
+                message, code = _message(error)
+            if code == _FILTERED:
+                return Answer("", "filtered")
+            message = message.replace(self.key, "(key)") if self.key else message
             raise ClientError(f"{self.url} refused the request: {error.code} {message}") from None
         except (OSError, http.client.HTTPException):  # no connection, time-out, cut off
+            raise _Passing from None
+
+    def _cache_file(self, body: dict[str, Any], reasoning: bool) -> Path | None:
+        if self.cache is None:
             return None
+        request = json.dumps([self.url.rstrip("/"), reasoning, body], sort_keys=True)
+        name = hashlib.sha256(request.encode()).hexdigest()
+        return self.cache / name[:2] / f"{name[2:]}.json"
 
 
-def _read_answer(raw: bytes, reasoning: bool) -> tuple[str, str] | None:
+def pause(attempt: int, first_s: float, asked_s: float = 0.0) -> float:
+    """Seconds before the attempt after number `attempt`: doubling from `first_s`, scattered by a half so that requests
+    that failed together do not return together; never less than the service has asked for, at most a minute."""
+    return min(_MAX_PAUSE_S, asked_s + first_s * 2**attempt * random.uniform(0.5, 1.5))
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that a Retry-After header asks for, as a number or as a date (RFC 9110, 10.2.3); 0 without one."""
+    text = (headers.get("Retry-After") or "").strip()
     try:
-        choice = json.loads(raw)["choices"][0]
+        return max(0.0, float(text)) if text.replace(".", "", 1).isdigit() else max(0.0, _date(text) - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+
+
+def _date(text: str) -> float:
+    return email.utils.parsedate_to_datetime(text).timestamp()
+
+
+def _read_body(response: http.client.HTTPResponse, deadline: float) -> bytes:
+    """The whole body. The socket's time-out holds for each piece only, so a trickle is cut off here."""
+    pieces, size = [], 0
+    while piece := response.read1(1 << 16):
+        pieces.append(piece)
+        size += len(piece)
+        if size > _MAX_ANSWER_BYTES or time.monotonic() > deadline:
+            raise _Passing
+    stated = response.headers.get("Content-Length", "")
+    if stated.isdigit() and size < int(stated):
+        raise _Passing
+    return b"".join(pieces)
+
+
+def _read_answer(raw: bytes, reasoning: bool) -> Answer:
+    try:
+        reply = json.loads(raw)
+        choice, usage = reply["choices"][0], reply.get("usage")
         message, finish = choice["message"], choice.get("finish_reason")
+        if finish == _FILTERED:
+            return Answer("", "filtered", *_tokens(usage))
         text, thoughts = message["content"], message.get("reasoning_content") or message.get("reasoning")
-    except (ValueError, KeyError, IndexError, TypeError):  # a proxy's page instead of an answer
-        return None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):  # a proxy's page instead of an answer
+        raise _Passing from None
     text = text if isinstance(text, str) else ""
     if reasoning and isinstance(thoughts, str):
         text = f"<think>{thoughts}</think>{text}"
-    return text, ("length" if finish == "length" else "stop")
+    return Answer(text, "length" if finish == "length" else "stop", *_tokens(usage))
 
 
-def _message(error: urllib.error.HTTPError) -> str:
-    """The service's own words about a refused request, in short."""
+def _tokens(usage: Any) -> tuple[int, int]:
+    count = lambda name: usage.get(name) if isinstance(usage, dict) else 0  # noqa: E731
+    counts = [count(name) for name in ("prompt_tokens", "completion_tokens")]
+    return tuple(value if isinstance(value, int) and value > 0 else 0 for value in counts)
+
+
+def _message(error: urllib.error.HTTPError) -> tuple[str, str]:
+    """(the service's own words about a refused request, in short, its code for the error)."""
     try:
-        reply = json.loads(error.read(10_000))["error"]["message"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return str(error.reason)
-    return " ".join(str(reply).split())[:300]
+        reply = json.loads(error.read(10_000))["error"]
+        return " ".join(str(reply["message"]).split())[:300], str(reply.get("code"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, http.client.HTTPException):
+        return str(error.reason), ""
+
+
+def _read_cached(place: Path) -> Answer | None:
+    try:
+        return Answer(**json.loads(place.read_text(encoding="utf-8")))._replace(attempts=0)
+    except (OSError, ValueError, TypeError):  # absent, or damaged: asked anew
+        return None
+
+
+def _write_cached(place: Path, answer: Answer) -> None:
+    """All or nothing, also if two threads have asked the same."""
+    partial = place.with_name(f"{place.name}.{threading.get_ident()}.partial")
+    with contextlib.suppress(OSError):  # a full disk costs the cache, not the answer
+        place.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(answer._asdict()), encoding="utf-8")
+        partial.replace(place)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
+import email.utils
 import http.server
 import json
 import threading
+import time
 
 import pytest
 
-from seed_jax.hindsight.client import KEY_VARIABLE, Client, ClientError
+from seed_jax.hindsight.client import KEY_VARIABLE, Client, ClientError, pause, retry_after
 
 KEY = "sk-very-secret-0123"
 
@@ -34,7 +37,8 @@ class Service:
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(content)))
+                if "Content-Length" not in headers:
+                    self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
 
@@ -137,3 +141,51 @@ def test_urls_that_are_refused(url, message):
     with pytest.raises(ClientError, match=message) as error:
         client(url)
     assert KEY not in str(error.value)
+
+
+def test_a_service_says_when_to_come_back():
+    times = []
+
+    def reply(_, number):
+        times.append(time.monotonic())
+        return (429, {"Retry-After": "1"}, b"{}") if number == 0 else (200, {}, answer("now"))
+
+    with Service(reply) as service:
+        assert client(service.url).ask(["a"], 8) == [("now", "stop")]
+    assert 1.0 <= times[1] - times[0] < 3.0
+
+
+def test_pauses_double_with_jitter_and_end_at_a_minute():
+    for attempt in range(4):
+        waits = {pause(attempt, 1.0) for _ in range(50)}
+        assert len(waits) > 10 and 0.5 * 2**attempt <= min(waits) and max(waits) <= 1.5 * 2**attempt
+    assert pause(20, 1.0) == pause(0, 1.0, 1e9) == 60.0
+    soon = email.utils.format_datetime(datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=30))
+    assert 25 < retry_after({"Retry-After": soon}) <= 30
+    for text in (None, "soon", "-5", "Mon, 01 Jan 2001 00:00:00 GMT"):
+        assert retry_after({"Retry-After": text} if text else {}) == 0.0
+
+
+def test_a_damaged_cache_file_is_asked_anew(tmp_path):
+    with Service(lambda _, number: (200, {}, answer(f"answer {number}"))) as service:
+        keeping = client(service.url, cache=tmp_path)
+        assert keeping.ask(["a"], 8) == keeping.ask(["a"], 8) == [("answer 0", "stop")]
+        assert keeping.ask(["a"], 9) == [("answer 1", "stop")], "another request"
+        for path in tmp_path.rglob("*.json"):
+            path.write_text(path.read_text()[:10])
+        assert keeping.ask(["a"], 8) == [("answer 2", "stop")]
+
+
+def test_a_key_in_an_answer_goes_no_further(tmp_path):
+    with Service(lambda *_: (200, {}, answer(f"you sent {KEY}"))) as service:
+        assert client(service.url, cache=tmp_path).ask(["a"], 8) == [("you sent (key)", "stop")]
+    assert all(KEY not in path.read_text() for path in tmp_path.rglob("*.json"))
+
+
+def test_an_error_stops_what_waits():
+    """After a refusal that no retry mends, requests that were not sent yet stay unsent."""
+    reply = lambda _, number: (401, {}, b"{}") if number == 0 else (200, {}, answer("x"))  # noqa: E731
+    with Service(reply) as service:
+        with pytest.raises(ClientError, match="401"):
+            client(service.url, workers=1).ask([f"prompt {n}" for n in range(200)], 8)
+        assert len(service.requests) < 50

@@ -1,0 +1,293 @@
+"""Stage 1, the data: episodes of a policy, skills written about them, and the rows that launch.sft trains on.
+
+python -m launch.annotate --config=configs/alfworld.py --config.model.init=DIR --stage=rollouts --out=data/stage1
+python -m launch.annotate --config=... --config.hindsight.api_url=URL --config.hindsight.api_model=NAME \\
+    --stage=skills --out=data/stage1
+python -m launch.annotate --config=... --stage=dataset --out=data/stage1
+
+rollouts: plays config.annotate.tasks training tasks, several times each, with the model in model.init, or with one
+behind a chat service (--server=http://HOST/v1 --served_model=NAME). skills: config.annotate.writer says who writes.
+dataset: the split by task and the mix with acting rows. Every stage goes on where it was stopped; each leaves a report.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from launch import common
+from launch.environment import alfworld_tasks, open_world
+from seed_jax import config as config_lib
+from seed_jax import tokenizer as tok
+from seed_jax.evaluate import summarize
+from seed_jax.hindsight import annotate, dataset
+from seed_jax.hindsight import records as records_lib
+from seed_jax.hindsight.client import Client
+from seed_jax.models import hf
+from seed_jax.rollout import play
+from seed_jax.runtime.logging import append_jsonl, jsonable, write_whole
+from seed_jax.served import CharacterTokenizer, ServedSampler
+from seed_jax.tasks import schedule
+from seed_jax.types import Episode, SamplingParams, Skill
+
+STAGES = ("rollouts", "skills", "dataset")
+SECTIONS = ("env", "rollout", "hindsight", "annotate", "mesh", "model", "seed")  # of the config, as far as it is read
+SKILL_FIELDS = (  # what skills depend on, beside the writer's model
+    "annotate.writer",
+    "annotate.max_tokens",
+    "annotate.leaks",
+    "env.prompt",
+    "hindsight.max_analysis_tokens",
+    "hindsight.max_skill_tokens",
+    "hindsight.min_words",
+)
+ROLLOUT_STREAM = (1 << 29) + (1 << 28)  # apart from evaluations (from 1 << 29 on, a few) and from training
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "config file, with the method after a colon")
+_STAGE = flags.DEFINE_enum("stage", None, STAGES, "what to make: first rollouts, then skills, then dataset")
+_OUT = flags.DEFINE_string("out", None, "directory of the files; earlier ones of the same settings are completed")
+_SERVER = flags.DEFINE_string("server", None, "rollouts: address of a chat service that plays, up to /v1")
+_SERVED_MODEL = flags.DEFINE_string("served_model", None, "rollouts: the model's name at --server")
+
+INPUT_ERRORS = (*common.INPUT_ERRORS, records_lib.RecordError)
+
+
+def main(_) -> int:
+    config, stage, out = _CONFIG.value, _STAGE.value, Path(_OUT.value).expanduser()
+    try:
+        _check(config, stage)
+        common.prepare_process([config])
+        with records_lib.alone_in(out):
+            result = {"rollouts": collect, "skills": write_skills, "dataset": make_dataset}[stage](config, out)
+    except (*INPUT_ERRORS, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return common.EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return common.EXIT_INTERRUPTED
+    text = json.dumps(jsonable(result), indent=1)
+    write_whole(out / f"report_{stage}.json", text + "\n")
+    print(text)
+    if result.get("missing"):
+        print(f"{result['missing']} episodes are missing; the same command tries them again", file=sys.stderr)
+        return common.EXIT_FAILED
+    return 0
+
+
+def _check(config, stage: str) -> None:
+    """Raises one of INPUT_ERRORS for what can be known before anything is loaded."""
+    with config.unlocked():
+        config.hindsight.source, config.hindsight.control = "self_hindsight", "none"  # no library is read here
+        if _SERVER.value and stage == "rollouts":
+            config.model.init = config.model.init or "(served)"
+    config_lib.check(config, ("annotate", "seed", "env") if stage == "dataset" else SECTIONS)
+    if _SERVER.value and not _SERVED_MODEL.value:
+        raise config_lib.ConfigError("--server needs --served_model=NAME, the model's name at that service")
+    h = config.hindsight
+    if stage == "skills" and config.annotate.writer == "openai" and not (h.api_url and h.api_model):
+        raise config_lib.ConfigError(
+            f"annotate.writer = 'openai', hindsight.api_url = {h.api_url!r}, hindsight.api_model = {h.api_model!r}: "
+            "name the service and its model in the last two, or set annotate.writer = 'policy' or 'planner'"
+        )
+
+
+def chosen_tasks(config) -> list:
+    """The training tasks that are played, families in turn. A longer list starts with the shorter one."""
+    try:
+        train, _ = alfworld_tasks(config)
+    except (ValueError, FileNotFoundError) as error:
+        raise records_lib.RecordError(str(error)) from error
+    tasks = schedule(train, config.seed, 0, config.annotate.tasks)
+    if len({task.id for task in tasks}) < len(tasks):
+        raise config_lib.ConfigError(
+            f"annotate.tasks = {len(tasks)}: some families of the {len(train)} training tasks have fewer than their "
+            "share; lower it, or raise env.train_tasks"
+        )
+    return tasks
+
+
+# -- rollouts ----------------------------------------------------------------------------------------------------------
+
+
+def collect(config, out: Path) -> dict[str, Any]:
+    """Appends the episodes that are not there yet; returns the report.
+
+    Tasks are played in waves of rollout.tasks; what a wave samples depends on its place only, so one that was
+    interrupted is played again as it was.
+    """
+    settings = {field: value for field, value in config_lib.flatten(config).items() if _shapes_rollouts(field)}
+    settings |= {"server": _SERVER.value, "served_model": _SERVED_MODEL.value}
+    records_lib.check_settings(out, "rollouts", settings)
+    path, group = out / records_lib.ROLLOUTS_FILE, config.annotate.rollouts
+    records_lib.mend(path)
+    there = {record["episode"] for record in records_lib.read_records(path)}
+    tasks = chosen_tasks(config)
+    params = SamplingParams(config.rollout.max_response_tokens, config.annotate.temperature)
+    waves = [tasks[start : start + config.rollout.tasks] for start in range(0, len(tasks), config.rollout.tasks)]
+    policy, counts = None, Counter()
+    with open_world(config, tasks[:1]) as world:
+        for number, wave in enumerate(waves):
+            wanted = {records_lib.episode_id(task.id, rollout) for task in wave for rollout in range(group)}
+            if wanted <= there:
+                continue
+            policy = policy or open_policy(config, out)
+            sampler, tokenizer, max_prompt_tokens = policy
+            stream = ROLLOUT_STREAM + number
+            limits = dict(params=params, max_prompt_tokens=max_prompt_tokens)
+            episodes = play(
+                sampler, tokenizer, world, wave, group=group, stream=stream, seed=config.seed, counts=counts, **limits
+            )
+            for episode in episodes:
+                record = records_lib.to_record(episode, episode.index % group)
+                if record["episode"] not in there and not episode.error:
+                    append_jsonl(path, record)
+                    there.add(record["episode"])
+            print(f"wave {number + 1}/{len(waves)}: {len(there)} episodes of {len(tasks) * group}", flush=True)
+    return _rollout_report(records_lib.read_records(path), len(tasks) * group, counts)
+
+
+def _shapes_rollouts(field: str) -> bool:
+    """Whether an episode depends on the field. The number of tasks does not shape those that are there."""
+    free = (
+        "env.workers",
+        "env.step_timeout_s",
+        "rollout.batch",
+        "rollout.analysis_batch",
+        "rollout.prompt_bucket",
+        "rollout.group",
+    )
+    if field.startswith(free) or field in ("rollout.temperature", "rollout.max_rounds"):
+        return False
+    return field.startswith(("env.", "rollout.")) or field in (
+        "seed", "model.init", "model.dtype", "annotate.rollouts", "annotate.temperature",
+    )  # fmt: skip
+
+
+def _rollout_report(records: list[dict[str, Any]], wanted: int, counts: Counter) -> dict[str, Any]:
+    episodes = [records_lib.to_episode(record) for record in records]
+    summary = summarize(episodes, [episode.task_id for episode in episodes])
+    return {
+        "missing": max(0, wanted - len(records)),
+        "prompt_truncated": counts["prompt_truncated"],
+        "env_errors": counts["env_errors"],
+        **summary,
+    }
+
+
+def open_policy(config, out: Path) -> tuple[Any, Any, int]:
+    """(sampler, tokenizer, prompt limit) of what plays."""
+    if _SERVER.value:
+        h = config.hindsight
+        limits = (h.api_timeout_s, h.api_workers, config.annotate.retries)
+        client = Client(_SERVER.value, _SERVED_MODEL.value, *limits, source="--server", cache=out / "cache")
+        return ServedSampler(client), CharacterTokenizer(), sys.maxsize
+    return *common.open_model(config), config.rollout.max_prompt_tokens
+
+
+# -- skills ------------------------------------------------------------------------------------------------------------
+
+
+def write_skills(config, out: Path) -> dict[str, Any]:
+    """Appends a line for every episode that has none; returns the report on all lines."""
+    a, h = config.annotate, config.hindsight
+    settings = {field: config_lib.flatten(config)[field] for field in SKILL_FIELDS}
+    settings["model"] = {"openai": h.api_model, "policy": config.model.init, "planner": None}[a.writer]
+    rollouts = out / records_lib.ROLLOUTS_FILE
+    if not rollouts.exists():
+        raise records_lib.RecordError(f"{rollouts} does not exist; make it with launch.annotate --stage=rollouts")
+    records_lib.check_settings(out, "skills", settings)
+    path = out / records_lib.SKILLS_FILE
+    records_lib.mend(path)
+    played = [record for record in records_lib.read_records(rollouts) if record["turns"]]
+    done = {line["episode"] for line in records_lib.read_records(path)}
+    todo = [record for record in played if record["episode"] not in done]
+    if todo:
+        episodes = [records_lib.to_episode(record, index) for index, record in enumerate(todo)]
+        tokenizer, ask = _writer(config, out, episodes)
+        prompts = [_fit(tokenizer, episode, config) for episode in episodes]
+
+        def too_long(skill: Skill) -> bool:
+            return len(tok.encode_response(tokenizer, records_lib.skill_answer(skill))) > h.max_skill_tokens
+
+        for number, line in enumerate(
+            annotate.annotate(
+                todo,
+                episodes,
+                prompts,
+                ask,
+                rules=annotate.Rules(h.min_words, a.leaks, too_long),
+                asks=a.asks if a.writer == "openai" else 1,  # greedy decoding and rules would say the same again
+            ),
+            1,
+        ):
+            append_jsonl(path, line)
+            if number % 100 == 0:
+                print(f"{number}/{len(todo)} episodes", flush=True)
+    usd = (a.usd_per_million_prompt_tokens, a.usd_per_million_completion_tokens)
+    report = annotate.report(records_lib.read_records(path), len(played), usd)
+    return {"missing": report["without_answer"], **report}
+
+
+def _fit(tokenizer, episode: Episode, config) -> annotate.Prompt:
+    try:
+        return annotate.fit(tokenizer, episode, config.env.prompt, config.hindsight.max_analysis_tokens)
+    except ValueError as error:
+        raise config_lib.ConfigError(str(error)) from error
+
+
+def _writer(config, out: Path, episodes: list[Episode]) -> tuple[Any, annotate.Ask]:
+    """(the tokenizer of the model that will learn, which limits the prompts; who is asked)."""
+    a, h = config.annotate, config.hindsight
+    if a.writer == "policy":
+        sampler, tokenizer = common.open_model(config)
+        return tokenizer, annotate.by_policy(sampler, tokenizer, h.max_skill_tokens)
+    tokenizer = tok.load_tokenizer(hf.resolve(config.model.init), config.rollout.thinking)
+    if a.writer == "planner":
+        tasks = {task.id: task for task in alfworld_tasks(config)[0]}
+        with open_world(config, list(tasks.values())[:1]) as world:
+            domain = world.domain
+        if not hasattr(domain, "write_skill"):
+            raise config_lib.ConfigError(f"annotate.writer = 'planner': {config.env.name} has no rules for skills")
+
+        def write(index: int) -> Skill:
+            episode = episodes[index]
+            steps = [(turn.command or "", turn.result) for turn in episode.turns]
+            return Skill(*domain.write_skill(tasks[episode.task_id], steps, episode.won))
+
+        return tokenizer, annotate.by_rules(write)
+    client = Client(h.api_url, h.api_model, h.api_timeout_s, h.api_workers, a.retries, cache=out / "cache")
+    return tokenizer, annotate.by_service(client, a.max_tokens)
+
+
+# -- dataset -----------------------------------------------------------------------------------------------------------
+
+
+def make_dataset(config, out: Path) -> dict[str, Any]:
+    episodes, skills = dataset.load_sources(out / records_lib.ROLLOUTS_FILE, out / records_lib.SKILLS_FILE)
+    a = config.annotate
+    train, val, meta = dataset.build(episodes, skills, fraction=a.val_fraction, acting=a.acting, seed=config.seed)
+    meta |= {"prompt_style": config.env.prompt, "max_analysis_tokens": config.hindsight.max_analysis_tokens}
+    dataset.write(out, train, val, meta)
+    wanted = round(a.acting * meta["train"].get(dataset.SKILL, 0))
+    if meta["train"].get(dataset.ACT, 0) < wanted:
+        print(
+            f"note: {meta['train'].get(dataset.ACT, 0)} acting rows where annotate.acting asks for {wanted}: the "
+            "successful episodes have no more turns",
+            file=sys.stderr,
+        )
+    return meta
+
+
+def run() -> None:
+    flags.mark_flags_as_required(["config", "stage", "out"])
+    app.run(main, flags_parser=config_lib.parse_flags)
+
+
+if __name__ == "__main__":
+    run()
