@@ -94,15 +94,13 @@ class QuestionGame:
         """The observation after `ask`; hits: what its query found, None if there was none."""
         if self.done:
             won = exact_match(self.prediction, self.golds)
-            return Obs("", (), won=won, done=True, reward=float(won))
-        return Obs("" if hits is None else information(hits, self.rules), OFFERED, won=False, done=False)
+            return Obs("", (), won=won, done=True, reward=float(won), measures=self._measures())
+        text = "" if hits is None else information(hits, self.rules)
+        return Obs(text, OFFERED, won=False, done=False, measures=self._measures())
 
-    def score(self) -> dict[str, float]:
-        return {
-            "em": float(exact_match(self.prediction, self.golds)),
-            "sub_em": float(sub_exact_match(self.prediction, self.golds)),
-            "searches": self.searches,
-        }
+    def _measures(self) -> tuple[tuple[str, float], ...]:
+        """Beside exact match, which is success."""
+        return ("sub_em", float(sub_exact_match(self.prediction, self.golds))), ("searches", float(self.searches))
 
 
 class SearchPool:

@@ -183,8 +183,9 @@ class Cached:
         found = []
         for query in queries:
             hits = answers[query] if query in answers else self._known[query, k]
-            self._known[query, k] = hits
-            self._known.move_to_end((query, k))
+            if not isinstance(hits, Exception):  # a server that was down may be up again
+                self._known[query, k] = hits
+                self._known.move_to_end((query, k))
             found.append(hits)
         while len(self._known) > self._size:
             self._known.popitem(last=False)

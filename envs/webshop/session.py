@@ -185,6 +185,7 @@ class Session:
             won=won,
             done=self.done,
             reward=WON_REWARD if won and bought else 0.0,
+            measures=(("score", self.task_score),),
         )
 
 
