@@ -67,7 +67,7 @@ def answerable(
 
 
 def make(articles: bytes, topics: zipfile.ZipFile, out: Path) -> Counter:
-    """Writes corpus.jsonl, train.jsonl, dev.jsonl and test.jsonl; returns how many questions of each set are in each."""
+    """Writes corpus.jsonl, train.jsonl, dev.jsonl and test.jsonl; returns how many questions of each set each has."""
     passages = read_articles(articles)
     retriever = Bm25Retriever(passages)
     out.mkdir(parents=True, exist_ok=True)
