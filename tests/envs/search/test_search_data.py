@@ -11,7 +11,7 @@ import pytest
 
 from envs.search import data, prepare
 from envs.search.generate import make
-from envs.search.retrieval import Bm25Retriever, CorpusError, load_corpus
+from envs.search.retrieval import Bm25Retriever, CorpusError, Passage, load_corpus
 from envs.search.scoring import exact_match
 
 
@@ -93,6 +93,13 @@ def wheel(path, files):
         for name, content in files.items():
             archive.writestr(name, content)
     return path
+
+
+def test_an_answer_is_found_by_its_words():
+    retriever = Bm25Retriever([Passage("1", "Art", "The art of Rome, in Italy."), Passage("2", "Tea", "Tea is hot.")])
+    asked = [("rome art", [gold]) for gold in ("Rome", "the ROME.", "art of Rome", "Ital", "tea", "!")]
+    assert [golds for _, golds in prepare.answerable(retriever, asked)] == [["Rome"], ["the ROME."], ["art of Rome"]]
+    assert prepare.answerable(retriever, [("rome", ["hot", "Italy"])]) == [("rome", ["hot", "Italy"])]
 
 
 def test_real_text_from_wheels(tmp_path, capsys):
