@@ -15,13 +15,15 @@ from envs.search import serve
 from envs.search.retrieval import Bm25Retriever
 from envs.webshop.catalogue import write_files
 from envs.webshop.generate import make_files
-from launch import worlds
+from launch import common, worlds
 from launch.environment import DataError, open_environment, panel_tasks, record_games
 from seed_jax import config as config_lib
 from seed_jax.hindsight.sources import load_library
 from seed_jax.runtime.logging import prepare_workdir, read_jsonl
 from seed_jax.train.loop import train
 from tests import tiny
+from tests.hindsight.test_client import Service, answer
+from tests.launch.test_evaluate import run as run_evaluation
 
 CONFIGS = {"webshop": webshop, "search": search}
 
@@ -109,6 +111,27 @@ def test_the_shipped_model_trains_two_iterations(name, one_device, tmp_path):
     assert f"eval/{measure}" in rows[-1] and measure in summary["evaluations"][-1]["measures"]
     games = json.loads((tmp_path / "games.json").read_text())
     assert games["panel"]["count"] == 4 and set(games["train"]["games"]).isdisjoint(games["panel"]["games"])
+
+
+@pytest.mark.parametrize(
+    ("name", "reply", "measure"),
+    [
+        ("webshop", "<think>t</think><action>search[rain coat]</action>", "score"),
+        ("search", "<think>t</think><answer>no</answer>", "sub_em"),
+    ],
+)
+def test_evaluation_of_a_served_model(name, reply, measure, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(common, "prepare_process", lambda configs: None)
+    (tmp_path / "toy.py").write_text(f"from configs.{name} import get_config\n")
+    out = tmp_path / "result.json"
+    with Service(lambda body, _: (200, {}, answer(reply))) as service:
+        arguments = ("--served_model=m", "--games=40", "--temperatures=0", "--config.env.max_steps=2", f"--out={out}")
+        assert run_evaluation(tmp_path, f"--server={service.url}", *arguments) == 0
+    [result] = json.loads(out.read_text())["results"]
+    assert result["games"] == 40 and result["valid_rate"] == 1.0
+    assert measure in capsys.readouterr().out and set(result["measures"][measure]["family"]) == set(result["family"])
+    won = result["success_rate"] * 40
+    assert won == 0 if name == "webshop" else 0 < won < 10, "some answers are no"
 
 
 def test_search_over_http():
