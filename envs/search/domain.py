@@ -31,7 +31,7 @@ class SearchDomain:
 
     def __init__(self, style: str):
         if style not in ("released", "compact"):
-            raise ValueError(f"prompt style is {style!r}; choose one of released, compact")
+            raise ValueError(f"env.prompt = {style!r}: Search-QA has the prompt styles 'released' and 'compact'")
         self.style = style
 
     def goal(self, first_observation: str) -> str:
@@ -53,6 +53,11 @@ class SearchDomain:
 
     def parse(self, reply: str) -> actions.Action:
         return actions.parse(reply)
+
+    def solution(self, task: Task) -> list[str]:
+        """The searches that find what the answer rests on, and the answer."""
+        searches = [f"<search>{query}</search>" for query in task.source.get("queries") or []]
+        return [*searches, f"<answer>{task.source['golds'][0]}</answer>"]
 
     def true_skill(self, task: Task) -> str:
         """What would solve this very question: its supporting titles where they are known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.base import Task
@@ -39,7 +39,7 @@ class WebshopDomain:
 
     def __init__(self, style: str, require_think: bool = True):
         if style not in ("released", "compact"):
-            raise ValueError(f"prompt style is {style!r}; choose one of released, compact")
+            raise ValueError(f"env.prompt = {style!r}: WebShop has the prompt styles 'released' and 'compact'")
         self.style, self.require_think = style, require_think
 
     def goal(self, first_observation: str) -> str:
@@ -69,11 +69,15 @@ class WebshopDomain:
     def parse(self, reply: str) -> actions.Action:
         return actions.parse(reply, require_think=self.require_think)
 
+    def solution(self, task: Task) -> list[str]:
+        """Commands that buy what the goal was made from, if its search finds it on the first page."""
+        source = task.source
+        clicks = [source["asin"].lower(), *_wanted(source), "buy now"]
+        return [f"search[{source['name'].lower()}]", *(f"click[{text}]" for text in clicks)]
+
     def true_skill(self, task: Task) -> str:
         """What would solve this very task."""
-        source = task.source
-        wanted = source["goal_options"]
-        values = list(wanted.values() if isinstance(wanted, dict) else wanted)
+        source, values = task.source, _wanted(task.source)
         chosen = f", select {' and '.join(values)}" if values else ""
         return f"Search for {source['name']}, open {source['asin'].lower()}{chosen}, then buy now."
 
@@ -88,6 +92,12 @@ class WebshopDomain:
         if argument == task.source["asin"].lower():
             return f"{outcome}: right product"
         return f"{outcome}: buy" if argument == "buy now" else None
+
+
+def _wanted(source: Mapping[str, Any]) -> list[str]:
+    """The option values of a goal."""
+    options = source["goal_options"]
+    return list(options.values() if isinstance(options, Mapping) else options)
 
 
 def shown(goal: str, observation: str, quoted: bool = True) -> str:

@@ -49,8 +49,10 @@ def test_configs_work(name):
         assert {task.id for task in setup.train_tasks}.isdisjoint(task.id for task in setup.panel)
         [first] = setup.world.pool.open([0], [setup.panel[0]])
         assert setup.world.domain.goal(first.text) == setup.panel[0].goal
-        skill = setup.world.domain.true_skill(setup.panel[0])
-        assert len(skill.split()) > 5
+        assert len(setup.world.domain.true_skill(setup.panel[0]).split()) > 5
+        for command in setup.world.domain.solution(setup.panel[0]):
+            [last] = setup.world.pool.step([0], [command])
+        assert last.won
 
 
 def _with_library(config):
@@ -167,6 +169,8 @@ def test_files_of_webshop(tmp_path):
         ("search", {"data": "/nowhere"}, "holds no train.jsonl or train.parquet"),
         ("search", {"data": "official"}, "search has no such data"),
         ("search", {"retriever": "http"}, "retriever_url is empty"),
+        ("webshop", {"prompt": "react"}, "env.prompt = 'react'"),
+        ("search", {"prompt": "react"}, "env.prompt = 'react'"),
         ("search", {"retriever": "dense"}, "the directory of an encoder"),
     ],
 )
