@@ -134,7 +134,7 @@ def test_prompts_hold_question_and_evidence(style):
     assert "Step 2:nothing" in text
     assert "Step 1" not in domain.prompt(QUESTION["question"], history, "", (), 1)
     assert QUESTION["question"] in domain.prompt(QUESTION["question"], history, "", (), 0)
-    with pytest.raises(ValueError, match="env.prompt = 'long'"):
+    with pytest.raises(ValueError, match=r"env\.prompt = 'long'"):
         SearchDomain("long")
 
 
