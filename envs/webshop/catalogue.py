@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,7 +175,3 @@ def indexed_text(product: Product) -> str:
     """What search looks at: title, description, first bullet, options."""
     options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
     return " ".join([product.name, product.description, *product.bullets[:1], options]).lower()
-
-
-def without_nouns(products: Iterable[Product]) -> Sequence[str]:
-    return [product.asin for product in products if not product.nouns]
