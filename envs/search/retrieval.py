@@ -16,8 +16,9 @@ from envs.search.bm25 import Index, content_hash
 
 CORPUS_HELP = (
     "Get the published corpus with: hf download PeterJinGo/wiki-18-corpus wiki-18.jsonl.gz --repo-type dataset "
-    "--local-dir DIR; gunzip -c DIR/wiki-18.jsonl.gz > DIR/corpus.jsonl (14 GB; its dense index, PeterJinGo/wiki-18-e5-index, part_aa and "
-    "part_ab to be concatenated, takes 65 GB more); or set env.data='generated'"
+    "--local-dir DIR; gunzip -c DIR/wiki-18.jsonl.gz > DIR/corpus.jsonl (14 GB; its dense index, "
+    "PeterJinGo/wiki-18-e5-index, part_aa and part_ab to be concatenated, takes 65 GB more and is for a server); "
+    "or set env.data='generated'"
 )
 BUILD_AHEAD = 64  # passages that are encoded in one call
 
