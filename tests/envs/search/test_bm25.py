@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,3 +52,9 @@ def test_a_stored_index_is_of_its_texts(tmp_path):
     assert Index.load(path, content_hash(["other"])) is None and Index.load(tmp_path / "none", "x") is None
     path.write_bytes(b"damaged")
     assert Index.load(path, content_hash(texts)) is None
+
+
+def test_nothing_here_imports_jax():
+    names = "envs.search.game, envs.search.http, envs.search.serve, envs.search.prepare, envs.webshop.session"
+    code = f"import sys, {names}, envs.webshop.prepare; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3]).returncode == 0
