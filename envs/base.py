@@ -17,6 +17,7 @@ class Obs(NamedTuple):
     won: bool  # the goal holds; the only source of success rates
     done: bool  # the game takes no further command (a step limit belongs to the rollout driver, not to the game)
     reward: float = 0.0  # reward of this step
+    measures: tuple[tuple[str, float], ...] = ()  # what else is reported of an episode that ends here, by name
 
 
 class Task(NamedTuple):

@@ -15,6 +15,7 @@ from envs.alfworld.domain import AlfworldDomain
 from envs.alfworld.games import fraction_of, load_tasks
 from envs.alfworld.generate import make_tasks
 from envs.pool import make_pool
+from launch import worlds
 from seed_jax.rollout import World
 from seed_jax.runtime.host import usable_cores
 from seed_jax.runtime.logging import GAMES_FILE, write_whole
@@ -35,7 +36,7 @@ def open_environment(config) -> Iterator[Setup]:
     """The environment of a config, its worker processes ended on the way out. Raises DataError."""
     _check_name(config)
     try:
-        train_tasks, panel = alfworld_tasks(config)
+        train_tasks, panel = (alfworld_tasks if config.env.name == "alfworld" else other_tasks)(config)
     except _GAME_ERRORS as error:
         raise DataError(str(error)) from error
     with open_world(config, [train_tasks[0], panel[0]]) as world:
@@ -45,6 +46,14 @@ def open_environment(config) -> Iterator[Setup]:
 @contextlib.contextmanager
 def open_world(config, samples: Sequence[Any]) -> Iterator[World]:
     """Prompts, limits and the pool for games such as `samples` (which decide whether worker processes are needed)."""
+    if config.env.name in worlds.NAMES:
+        with contextlib.ExitStack() as stack:
+            try:
+                world = stack.enter_context(worlds.open_world(config))
+            except _GAME_ERRORS as error:
+                raise DataError(str(error)) from error
+            yield world
+        return
     factory = functools.partial(engine.make, engine=config.env.engine)
     pool = make_pool(factory, workers=_workers(config, samples), step_timeout_s=config.env.step_timeout_s)
     try:
@@ -55,8 +64,9 @@ def open_world(config, samples: Sequence[Any]) -> Iterator[World]:
 
 
 def _check_name(config) -> None:
-    if config.env.name != "alfworld":
-        raise DataError(f"env.name = {config.env.name!r} is unknown; supported: 'alfworld'")
+    supported = ("alfworld", *worlds.NAMES)
+    if config.env.name not in supported:
+        raise DataError(f"env.name = {config.env.name!r} is unknown; supported: {', '.join(map(repr, supported))}")
 
 
 def _workers(config, samples: Sequence[Any]) -> int:
@@ -87,13 +97,22 @@ def alfworld_tasks(config) -> tuple[list, list]:
             print(f"{len(skipped)} of {total} training games in {env.data} are damaged and left out", file=sys.stderr)
         _check_count("env.train_tasks", env.train_tasks, total, env.data)
         train = train[: env.train_tasks]
-    train = fraction_of(train, env.data_fraction, config.seed)
+    return _fraction(config, train), panel_tasks(config)
+
+
+def other_tasks(config) -> tuple[list, list]:
+    """(training tasks, evaluation panel) of WebShop and Search-QA; env.train_tasks is an upper bound there."""
+    return _fraction(config, worlds.split_tasks(config, "train", config.env.train_tasks)), panel_tasks(config)
+
+
+def _fraction(config, train: list) -> list:
+    train = fraction_of(train, config.env.data_fraction, config.seed)
     if len(train) < config.rollout.tasks:
         raise ValueError(
-            f"env.data_fraction = {env.data_fraction:g} leaves {len(train)} training tasks, but an iteration plays "
-            f"rollout.tasks = {config.rollout.tasks}; raise the one or lower the other"
+            f"env.data_fraction = {config.env.data_fraction:g} leaves {len(train)} training tasks, but an iteration "
+            f"plays rollout.tasks = {config.rollout.tasks}; raise the one or lower the other"
         )
-    return train, panel_tasks(config)
+    return train
 
 
 def panel_tasks(config, split: str | None = None, games: int | None = None) -> list:
@@ -102,6 +121,10 @@ def panel_tasks(config, split: str | None = None, games: int | None = None) -> l
     _check_name(config)
     split = config.eval.split if split is None else split
     games = config.eval.games if games is None else games
+    if config.env.name in worlds.NAMES:
+        panel = worlds.split_tasks(config, split, 0)
+        _check_count("eval.games", games, len(panel), config.env.data)
+        return panel[: games or None]
     if config.env.data == GENERATED:
         return make_tasks(split, games or GENERATED_PANEL, config.env.size)
     panel, _ = load_tasks(_root(config), split, strict=True)

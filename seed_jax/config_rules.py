@@ -10,6 +10,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.remat": ("none", "dots", "full"),
     "env.engine": ("auto", "native", "textworld", "pip"),
     "env.prompt": ("released", "compact", "react"),
+    "env.goals": ("synthetic", "human"),
+    "env.observation": ("text", "text_rich"),
+    "env.retriever": ("bm25", "dense", "http"),
+    "env.information": ("plain", "json"),
     "hindsight.source": (
         "none",
         "self_hindsight",
@@ -85,6 +89,9 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "env.history": 0,
     "env.train_tasks": 1,
     "env.workers": 0,
+    "env.topk": 1,
+    "env.passage_chars": 1,
+    "env.block_chars": 1,
     "rollout.tasks": 1,
     "rollout.group": 1,
     "rollout.max_response_tokens": 1,
@@ -188,8 +195,14 @@ FRACTIONS = (
 )
 SHARES = ("env.data_fraction", "adv.gamma", "adv.anchor_similarity", "distill.ema_rate")
 NAMES = ("method", "model.init", "env.name", "env.data", "env.size")
-SWITCHES = ("rollout.require_think", "hindsight.stop_json", "hindsight.teach_readers", "log.tensorboard")
-TEXTS = ("hindsight.library", "hindsight.api_url", "hindsight.api_model")  # may be empty
+SWITCHES = (
+    "env.compat",
+    "rollout.require_think",
+    "hindsight.stop_json",
+    "hindsight.teach_readers",
+    "log.tensorboard",
+)
+TEXTS = ("env.retriever_url", "hindsight.library", "hindsight.api_url", "hindsight.api_model")  # may be empty
 OTHER = (
     "mesh.fsdp",
     "mesh.tensor",

@@ -117,6 +117,7 @@ def summarize(episodes: Sequence[Episode], games: Sequence[Hashable] | None = No
     }
     count = max(1, len(of_family))
     return {
+        **_measures(episodes, families),
         "games": len(set(games)),
         "episodes": len(episodes),
         "success_rate": success,
@@ -130,6 +131,21 @@ def summarize(episodes: Sequence[Episode], games: Sequence[Hashable] | None = No
         "valid_rate": sum(turn.valid for turn in turns) / max(1, len(turns)),
         "admissible_rate": sum(turn.admissible for turn in turns) / max(1, len(turns)),
     }
+
+
+def _measures(episodes: Sequence[Episode], families: dict[str, list[int]]) -> dict:
+    """Means of what the environment reports beside success: over episodes, over families, in each; {} for nothing."""
+    names = sorted({name for episode in episodes for name in episode.measures})
+    result: dict[str, dict] = {}
+    for name in names:
+        values = np.array([episode.measures.get(name, 0.0) for episode in episodes])
+        of_family = {family: float(values[places].mean()) for family, places in sorted(families.items())}
+        result[name] = {
+            "mean": float(values.mean()),
+            "macro_mean": sum(of_family.values()) / len(of_family),
+            "family": of_family,
+        }
+    return {"measures": result} if result else {}
 
 
 def rate(won: np.ndarray, games: Sequence[Hashable]) -> tuple[float, float]:

@@ -168,6 +168,7 @@ def _arrive(episode: Episode, observation, current: dict, counts: Counter, max_s
         episode.turns[-1].result = observation.text
         episode.turns[-1].reward = observation.reward
     episode.won = observation.won
+    episode.measures = dict(observation.measures)
     if observation.done or len(episode.turns) == max_steps:
         return False
     current[episode.index] = observation

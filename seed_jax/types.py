@@ -99,6 +99,7 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     reward: float = 0.0
     won: bool = False
+    measures: dict[str, float] = field(default_factory=dict)  # what else the environment reports, by name
     error: str | None = None
     skill: Skill | None = None
     skill_error: str | None = None

@@ -19,6 +19,7 @@ def outcomes(episodes: Sequence[Episode], games: int) -> list[dict]:
             "steps": len(episode.turns),
             "valid": sum(turn.valid for turn in episode.turns),
             "admissible": sum(turn.admissible for turn in episode.turns),
+            **episode.measures,
         }
         for place, episode in enumerate(episodes)
     ]
@@ -37,6 +38,8 @@ def format_panel(result: Mapping[str, Any]) -> str:
     for family in results[0]["family"]:
         name = f"  {family} ({results[0]['family_episodes'][family]})"
         rows.append((name, [_pm(r["family"][family], r["family_standard_error"][family]) for r in results]))
+    for name in results[0].get("measures", {}):
+        rows.append((name, [f"{r['measures'][name]['mean']:.3f}" for r in results]))
     for label, name, digits in (
         ("steps", "steps", 1),
         ("format is valid", "valid_rate", 3),

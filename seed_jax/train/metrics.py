@@ -27,6 +27,7 @@ def rollout_metrics(episodes: Sequence[Episode], counts: Counter) -> dict:
         "rollout/response_tokens": float(np.mean(tokens)),
         "rollout/prompt_truncated": counts["prompt_truncated"],
         "rollout/env_errors": counts["env_errors"],
+        **{f"rollout/{name}": measure["mean"] for name, measure in summary.get("measures", {}).items()},
     }
     if counts["slot_steps"]:
         metrics |= {
@@ -55,6 +56,7 @@ def episode_record(episode: Episode) -> dict:
         "index": episode.index,
         "won": episode.won,
         "reward": episode.reward,
+        **episode.measures,
         "error": episode.error,
         "skill": episode.skill.text if episode.skill else None,
         "skill_error": episode.skill_error,
@@ -80,6 +82,7 @@ def eval_metrics(results: list[dict]) -> dict:
         for name in ("success_rate", "standard_error", "macro_success_rate", "admissible_rate")
     }
     metrics |= {f"eval/family/{family}": rate for family, rate in first["family"].items()}
+    metrics |= {f"eval/{name}": measure["mean"] for name, measure in first.get("measures", {}).items()}
     return metrics | {
         f"eval/success_rate_t{r['temperature']:g}{'_with_skills' if r['with_skills'] else ''}": r["success_rate"]
         for r in others

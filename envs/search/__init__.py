@@ -1,0 +1,1 @@
+"""Search-QA: answer a question with the help of a search tool."""
