@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/quickstart.py --workdir=runs/demo
 
 test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
