@@ -28,25 +28,19 @@ from absl import app, flags
 
 from configs import quickstart
 from envs.alfworld import vocabulary
-from envs.alfworld.domain import FACTORY, AlfworldDomain
+from envs.alfworld.domain import AlfworldDomain
 from envs.alfworld.engine import make
 from envs.alfworld.games import FAMILIES
 from envs.alfworld.generate import as_task, make_game, make_tasks
 from envs.alfworld.planner import Planner, annotate, read_hint
 from envs.alfworld.prompt import offered_commands
-from envs.base import Task
-from envs.pool import make_pool
-from seed_jax import sharding
+from launch.quickstart_card import measure
 from seed_jax import tokenizer as tok
-from seed_jax.evaluate import evaluate
-from seed_jax.hindsight.analyzer import analyze
 from seed_jax.hindsight.prompts import analysis_prompt, insert_skill
 from seed_jax.hindsight.records import skill_answer
 from seed_jax.models import hf
 from seed_jax.models.spec import ModelSpec, init_params
-from seed_jax.rollout import World
 from seed_jax.runtime.host import keep_freed_memory, use_every_core
-from seed_jax.sampler.engine import Sampler
 from seed_jax.train.packing import Sample, Shape
 from seed_jax.train.sft import encode_pairs, train_sft
 from seed_jax.train.state import init_state, make_optimizer
@@ -182,34 +176,6 @@ def reporter(name: str, total: int):
             print(f"{name} step {step}/{total} loss {mean:.3f} {time.time() - start:.0f}s", flush=True)
 
     return report
-
-
-def measure(directory: Path, panels: dict[str, list[Task]]) -> dict:
-    """{panel: success and admissible rate, greedy and at temperature .4} and the parse rate of skills of a model."""
-    tokenizer = tok.load_tokenizer(directory)
-    spec, params = hf.load(directory)
-    sampler = Sampler(spec, tokenizer.eos_token_id, seed=0, mesh=sharding.make_mesh())
-    sampler.load(params)
-    config = quickstart.get_config()
-    world = World(DOMAIN, make_pool(FACTORY), config.env.max_steps, config.env.history)
-    results: dict = {}
-    for name, tasks in panels.items():
-        results[name] = {}
-        for temperature in config.eval.temperatures:
-            results[name][f"temperature {temperature:g}"], episodes = evaluate(
-                sampler,
-                tokenizer,
-                world,
-                tasks,
-                temperature=temperature,
-                max_tokens=config.rollout.max_response_tokens,
-                max_prompt_tokens=config.rollout.max_prompt_tokens,
-                seed=config.eval.seed,
-            )
-    counts = analyze(sampler, tokenizer, episodes, config.hindsight, STYLE, 0)
-    results["skill_parse_rate"] = counts["parsed"] / counts["analyzed"]
-    print(f"{directory}: {json.dumps(results, indent=1)}", flush=True)
-    return results
 
 
 def save(params, spec, tokenizer, out: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from configs import quickstart
 from envs.alfworld.generate import make_tasks
-from launch.build_quickstart import measure
+from launch.quickstart_card import measure
 
 CARD = quickstart.ASSETS / "card.json"
 

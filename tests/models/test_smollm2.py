@@ -117,7 +117,7 @@ def test_greedy_tokens_of_eight_prompts_at_once(converted, loaded):
     directory, model = converted
     spec, params = loaded
     tokenizer = tok.load_tokenizer(directory)
-    conversation = tokenizer.apply_chat_template(CHAT * 5, tokenize=False)
+    conversation = tokenizer.apply_chat_template(CHAT * 6, tokenize=False)
     ids = tokenizer(conversation, add_special_tokens=False)["input_ids"]
     prompts = [ids[:length] for length in (600, 3, 17, 410, 40, 151, 257, 90)]
     assert [len(prompt) for prompt in prompts] == [600, 3, 17, 410, 40, 151, 257, 90]

@@ -18,6 +18,7 @@ from seed_jax.models import hf
 from seed_jax.runtime.logging import read_jsonl
 from seed_jax.sampler.engine import Sampler
 from seed_jax.train import loop
+from seed_jax.train.samples import batch_samples
 from seed_jax.types import Episode, SamplingParams, Skill, Turn
 from tests import tiny
 
@@ -264,12 +265,12 @@ def test_samples_carry_reward_penalty_and_teacher(model_dir, invalid, expected):
     failed = Episode("t", "f", "look", 4, 8, [made_turn(9, True, True)], error="crashed")
     words = tiny.tokenizer()
     run = SimpleNamespace(config=config, tokenizer=words, skills=Skills(config, words), distills=True)
-    samples = loop._samples(run, [won, lost, failed], 0, Counter())
+    samples = batch_samples(run, [won, lost, failed], 0, Counter())
     assert sorted(sample.prompt[0] for sample in samples) == [0, 1, 2, 3, 4, 5]
     for sample in samples:
         number = sample.prompt[0]
         assert (sample.group, sample.episode, sample.reward) == ((3, 6, 10.0) if number < 4 else (3, 7, 0.0))
         assert sample.invalid == expected.get(number, False)
         assert (sample.teacher_prompt is not None) == (number < 4)
-    orders = [[s.prompt[0] for s in loop._samples(run, [won, lost], i, Counter())] for i in (0, 0, 1, 2)]
+    orders = [[s.prompt[0] for s in batch_samples(run, [won, lost], i, Counter())] for i in (0, 0, 1, 2)]
     assert orders[0] == orders[1] and len({tuple(order) for order in orders}) > 1
