@@ -10,6 +10,7 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-test lint
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	SEED_JAX_OPTIMIZED=1 $(BIN)/python -m pytest -m optimized tests/test_diagnostics.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

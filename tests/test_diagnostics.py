@@ -78,6 +78,7 @@ def make_episodes(model) -> list[Episode]:
     return episodes
 
 
+@pytest.mark.optimized  # 1e-4 for the sum over a command: 1.4e-4 without optimized sums
 def test_table_equals_a_direct_computation(model):
     episodes = make_episodes(model)
     true_skills = [DOMAIN.true_skill(task) for task in TASKS]
@@ -100,7 +101,7 @@ def test_table_equals_a_direct_computation(model):
                     ids = tok.encode_prompts(tiny.tokenizer(), [insert_skill(turn.prompt, skill, "compact")])[0]
                     gap = logprobs(model, ids, turn.response_ids) - turn.logprobs
                     expected.setdefault(name, {s: [] for s in SOURCES})[source].append(
-                        (gap.sum(), gap[before:inside].sum(), inside - before)
+                        (gap.sum(), gap[before:inside].sum())
                     )
     longest = max(len(turn.response_ids) for episode in episodes for turn in episode.turns)
     assert list(table) == sorted(expected)
@@ -111,9 +112,9 @@ def test_table_equals_a_direct_computation(model):
             gaps = expected[name][source]
             assert cell["rows"] == len(gaps)
             if gaps:
-                reply, command, tokens = np.array(gaps).T
+                reply, command = np.array(gaps).T
                 assert cell["gap"] == pytest.approx(reply.mean(), abs=1e-4 * longest)  # 1e-4 a token
-                assert cell["command_gap"] == pytest.approx(command.mean(), abs=1e-4 * tokens.mean())
+                assert cell["command_gap"] == pytest.approx(command.mean(), abs=1e-4)
                 assert cell["positive"] == pytest.approx((reply > 0).mean())
     assert sum(cell["self"]["rows"] for cell in table.values()) < sum(c["true"]["rows"] for c in table.values())
     assert max(abs(c["true"]["gap"]) for c in table.values()) > 1e-3
