@@ -23,7 +23,7 @@ from seed_jax.runtime.logging import prepare_workdir, read_jsonl
 from seed_jax.train.loop import train
 from tests import tiny
 from tests.hindsight.test_client import Service, answer
-from tests.launch.test_evaluate import run as run_evaluation
+from tests.launch.test_launch_evaluate import run as run_evaluation
 
 CONFIGS = {"webshop": webshop, "search": search}
 
