@@ -68,6 +68,9 @@ def main(_) -> int:
     except (*INPUT_ERRORS, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return common.EXIT_BAD_INPUT
+    except common.RUN_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        return common.EXIT_FAILED
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
         return common.EXIT_INTERRUPTED

@@ -35,6 +35,9 @@ def main(_) -> int:
     except common.INPUT_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return common.EXIT_BAD_INPUT
+    except common.RUN_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        return common.EXIT_FAILED
     except Interrupted:
         return common.EXIT_INTERRUPTED
     return 0

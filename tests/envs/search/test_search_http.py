@@ -16,7 +16,7 @@ import pytest
 from envs.base import EnvError
 from envs.search import serve
 from envs.search.http import HttpRetriever, ServerError
-from envs.search.retrieval import Bm25Retriever, CorpusError, DenseRetriever, Passage, passage_of
+from envs.search.retrieval import Bm25Retriever, CorpusError, DenseRetriever, Passage, passage_of, read_faiss
 
 PASSAGES = [Passage(str(n), f"Title {n}", f"text about word{n} and all") for n in range(20)]
 
@@ -244,6 +244,33 @@ def test_dense_retrieval_is_exact():
         assert [hit.passage.id for hit in hits] == [str(n) for n in want] and abs(hits[0].score - 1) < 1e-5
     with pytest.raises(CorpusError, match="19 vectors, the corpus 20"):
         DenseRetriever(PASSAGES, encode, vectors=vectors[1:])
+
+
+def test_a_ready_index_of_faiss(tmp_path):
+    faiss = pytest.importorskip("faiss")
+    vectors = np.random.default_rng(1).normal(size=(20, 8)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    index, file = faiss.IndexFlatIP(8), str(tmp_path / "e5_Flat.index")
+    index.add(vectors)
+    faiss.write_index(index, file)
+
+    def encode(texts, is_query):
+        """Only queries may be encoded, and one passage to learn its size."""
+        assert is_query or len(texts) == 1
+        return np.stack([vectors[int(text) if is_query else 0] for text in texts])
+
+    retriever = DenseRetriever(PASSAGES, encode, index=read_faiss(file))
+    for place, hits in enumerate(retriever.search([str(n) for n in range(20)], 3)):
+        assert [int(hit.passage.id) for hit in hits] == list(np.argsort(-(vectors @ vectors[place]))[:3])
+    with pytest.raises(CorpusError, match="20 vectors, the corpus 19"):
+        DenseRetriever(PASSAGES[1:], encode, index=read_faiss(file))
+    with pytest.raises(CorpusError, match="vectors of 8 numbers, the encoder gives 4"):
+        DenseRetriever(PASSAGES, lambda texts, is_query: np.zeros((len(texts), 4)), index=read_faiss(file))
+    (tmp_path / "cut.index").write_bytes((tmp_path / "e5_Flat.index").read_bytes()[:40])
+    with pytest.raises(CorpusError, match="not an index that faiss can read"):
+        read_faiss(tmp_path / "cut.index")
+    with pytest.raises(CorpusError, match=r"none\.index does not exist.*hf download"):
+        read_faiss(tmp_path / "none.index")
 
 
 def test_forms_of_passages():
