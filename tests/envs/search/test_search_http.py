@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import threading
+import time
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -135,20 +136,26 @@ def test_a_large_request_is_not_read(server):
 
 
 def test_waiting_requests_are_searched_together():
-    class Slow(Bm25Retriever):
-        gate = threading.Event()
+    """The first request is searched alone; the seven that come meanwhile are searched together."""
+    begun, gate = threading.Event(), threading.Event()
 
+    class Slow(Bm25Retriever):
         def search(self, queries, k):
-            self.gate.wait(5)
+            begun.set()
+            assert gate.wait(60)
             return super().search(queries, k)
 
     batcher = serve.Batcher(Slow(PASSAGES))
     with ThreadPoolExecutor(8) as threads:
-        jobs = [threads.submit(batcher.search, [f"word{n}", "all"], n % 3 + 1) for n in range(8)]
-        while batcher._waiting.qsize() < 7:
-            pass
-        Slow.gate.set()
-        results = [job.result(5) for job in jobs]
+        ask = lambda n: threads.submit(batcher.search, [f"word{n}", "all"], n % 3 + 1)  # noqa: E731
+        jobs = [ask(0)]
+        assert begun.wait(60)
+        jobs += [ask(n) for n in range(1, 8)]
+        deadline = time.monotonic() + 60
+        while batcher._waiting.qsize() < 7 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        gate.set()
+        results = [job.result(60) for job in jobs]
     assert batcher.searches == 2 and [len(all_) for _, all_ in results] == [n % 3 + 1 for n in range(8)]
     assert all(hits[0].passage.id == str(n) for n, (hits, _) in enumerate(results))
     batcher.close()
