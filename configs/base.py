@@ -50,6 +50,7 @@ def _mesh() -> ConfigDict:
     mesh = ConfigDict()
     mesh.fsdp = -1  # devices that split the batch and the weights; -1 = all that `tensor` leaves
     mesh.tensor = 1  # devices that split heads and ffn of every layer; -1 = all that `fsdp` leaves
+    mesh.host_timeout_s = 100.0  # many hosts: seconds without a sign of life from one, then all others end
     return mesh
 
 
@@ -92,7 +93,8 @@ def _rollout() -> ConfigDict:
     rollout.temperature = 1.0  # sampling temperature of training episodes
     rollout.max_response_tokens = 512  # tokens of a response, end token included
     rollout.max_prompt_tokens = 2048  # tokens of a prompt; a longer one loses its oldest turns and is counted
-    rollout.batch = 64  # requests decoded together; each takes cache for the longest prompt and response
+    # of all hosts together; each takes cache for the longest prompt and response
+    rollout.batch = 64  # requests decoded together
     rollout.analysis_batch = 8  # the same for requests of the analyzer, whose slots are longer
     rollout.prompt_bucket = 32  # prompt lengths are padded up to a multiple of this many tokens, to compile rarely
     # "off" | "mask" = groups of equal rewards are left out of the loss | "dynamic" = and replaced by new ones

@@ -144,6 +144,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
 
 # Real numbers: must be > 0, >= 0, in [0, 1), or in (0, 1].
 POSITIVE = (
+    "mesh.host_timeout_s",
     "env.step_timeout_s",
     "rollout.temperature",
     "hindsight.api_timeout_s",

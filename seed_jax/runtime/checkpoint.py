@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from seed_jax.runtime import multihost
+
 _log = logging.getLogger(__name__)
 _CHECKSUMS = "leaf_checksums"  # key in the saved JSON beside the caller's meta
 
@@ -68,7 +70,7 @@ class Checkpointer:
         """
         self._manager.wait_until_finished()
         failures: dict[int, str] = {}
-        for step in reversed(self.steps()):
+        for step in reversed(multihost.from_first(self.steps)):
             try:
                 with _no_reports_from_abandoned_reads():
                     tree, meta = self._restore(step, abstract_tree)
@@ -118,14 +120,16 @@ class Checkpointer:
         self.close()
 
     def _restore(self, step: int, abstract_tree: Any, part: bool = False) -> tuple[Any, dict[str, Any]]:
-        # The small JSON first: a checkpoint without it is not worth reading gigabytes.
-        content = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
-        state = ocp.args.StandardRestore(abstract_tree)
-        if part:
-            _check_entries(abstract_tree, content[_CHECKSUMS])
-            each = ocp.checkpoint_utils.construct_restore_args(abstract_tree)
-            state = ocp.args.PyTreeRestore(abstract_tree, restore_args=each, partial_restore=True)
-        tree = self._manager.restore(step, args=ocp.args.Composite(state=state)).state
+        with _read_by_all(step):
+            # The small JSON first: a checkpoint without it is not worth reading gigabytes.
+            content = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+        with _read_by_all(step):
+            state = ocp.args.StandardRestore(abstract_tree)
+            if part:
+                _check_entries(abstract_tree, content[_CHECKSUMS])
+                each = ocp.checkpoint_utils.construct_restore_args(abstract_tree)
+                state = ocp.args.PyTreeRestore(abstract_tree, restore_args=each, partial_restore=True)
+            tree = self._manager.restore(step, args=ocp.args.Composite(state=state)).state
         changed = [path for path, checksum in _leaf_checksums(tree).items() if content[_CHECKSUMS][path] != checksum]
         if changed:
             raise ValueError(f"the stored values of {', '.join(changed[:3])} are damaged (checksum differs)")
@@ -158,6 +162,21 @@ def _bit_sums(tree: Any) -> Any:
         return jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32).sum(dtype=jnp.uint32)
 
     return jax.tree.map(bit_sum, tree)
+
+
+@contextlib.contextmanager
+def _read_by_all(step: int) -> Iterator[None]:
+    """Many hosts read a checkpoint or none does: what one of them cannot read is an error on all."""
+    failure = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    failed = multihost.agree_any(failure is not None)
+    if failure is not None:
+        raise failure
+    if failed:
+        raise ValueError(f"another host cannot read step {step}")
 
 
 @contextlib.contextmanager

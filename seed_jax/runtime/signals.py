@@ -9,6 +9,10 @@ import threading
 from collections.abc import Iterator
 
 
+class Interrupted(Exception):
+    """A signal asked the run to stop; nothing of the current iteration has reached the weights yet."""
+
+
 @contextlib.contextmanager
 def stop_on_signals(stop: threading.Event) -> Iterator[None]:
     """While this is open, Ctrl-C and SIGTERM set `stop`; a second one acts at once."""

@@ -1,7 +1,12 @@
-"""One run, read top to bottom: act, analyze, re-score and update in one call, reshard, evaluate, save; then finish."""
+"""One run, read top to bottom: act, analyze, re-score and update in one call, reshard, evaluate, save; then finish.
+
+With many hosts (runtime/multihost.py) each plays its share of the tasks; what is logged, decided and learned from is
+that of all.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +22,7 @@ from seed_jax.hindsight.evidence import solver
 from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
 from seed_jax.rollout import World, play, prefetch
+from seed_jax.runtime import multihost
 from seed_jax.runtime.checkpoint import Checkpointer
 from seed_jax.runtime.logging import (
     EPISODES_FILE,
@@ -30,7 +36,7 @@ from seed_jax.runtime.logging import (
     read_jsonl,
     truncate_jsonl,
 )
-from seed_jax.runtime.signals import stop_on_signals
+from seed_jax.runtime.signals import Interrupted, stop_on_signals
 from seed_jax.sampler.engine import sampler_of
 from seed_jax.tasks import schedule
 from seed_jax.train import factors
@@ -38,7 +44,7 @@ from seed_jax.train.compiled import shared_update
 from seed_jax.train.finish import finish
 from seed_jax.train.groups import gather, round_number
 from seed_jax.train.metrics import conditions, episode_record, eval_metrics, note_gap, report, rollout_metrics
-from seed_jax.train.packing import Shape, fill, pack
+from seed_jax.train.packing import Shape, pack, row_use
 from seed_jax.train.samples import batch_samples
 from seed_jax.train.state import TrainState, as_tree, from_tree, init_state, state_shardings
 from seed_jax.train.update import build_optimizer, hyper
@@ -52,10 +58,6 @@ class Setup(NamedTuple):
     world: World
     train_tasks: Sequence[Any]
     panel: Sequence[Any]
-
-
-class Interrupted(Exception):
-    """A signal asked the run to stop; nothing of the current iteration has reached the weights yet."""
 
 
 class Run:
@@ -84,11 +86,12 @@ class Run:
         self.distills = choices.needs_teacher
         p = config.pack
         self.shape = Shape(p.row_tokens, p.scored_tokens_per_row, p.max_turns_per_row, p.teacher_row_tokens)
-        self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard)
-        self.episodes = EpisodeWriter(workdir / EPISODES_FILE)
-        self.timer, self.progress = PhaseTimer(), Progress(config.iterations, enabled=jax.process_index() == 0)
+        self.leads = multihost.leads()  # only this process writes files and prints
+        self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard, enabled=self.leads)
+        self.episodes = EpisodeWriter(workdir / EPISODES_FILE, enabled=self.leads)
+        self.timer, self.progress = PhaseTimer(), Progress(config.iterations, enabled=self.leads)
         self.progress.message(self.sampler.plan())
-        self.turns = TurnProgress(config.env.max_steps, every_s=60.0, enabled=jax.process_index() == 0)
+        self.turns = TurnProgress(config.env.max_steps, every_s=60.0, enabled=self.leads)
         self.stop = threading.Event()
 
     def fresh_state(self) -> TrainState:
@@ -103,19 +106,33 @@ class Run:
             raise Interrupted
         self.turns(step, live)
 
+    def stop_if_asked(self) -> None:
+        """Where all hosts meet between two phases: they stop at the same point or not at all."""
+        if multihost.agree_any(self.stop.is_set()):
+            raise Interrupted
+
+    def evaluations(self) -> list[dict]:
+        """What evaluations.jsonl holds, as the process that writes it sees it."""
+        return multihost.from_first(lambda: read_jsonl(self.workdir / EVALUATIONS_FILE))
+
 
 def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dict:
     """Runs (or resumes) training to `config.iterations` and returns the summary that is also written to summary.json.
 
-    A signal (Ctrl-C, SIGTERM) stops it at the next turn, saves, and raises Interrupted.
+    A signal (Ctrl-C, SIGTERM) stops it at the next turn, saves, and raises Interrupted. On many hosts a signal to one
+    of them stops all.
     """
     run = Run(config, setup, workdir)
-    with Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep) as checkpoints, stop_on_signals(run.stop):
+    with (
+        Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep) as checkpoints,
+        stop_on_signals(run.stop),
+        multihost.watching(run.stop, config.mesh.host_timeout_s),
+    ):
         state, done, memory = _restore(run, checkpoints, resuming)
         run.load_sampler(state)
         metrics = memory.pop("unfinished", None)  # of an iteration that was stopped after its update
         try:
-            if not read_jsonl(workdir / EVALUATIONS_FILE):
+            if not run.evaluations():
                 _evaluate(run, 0)
             while metrics is not None or done < config.iterations:
                 if metrics is None:
@@ -130,8 +147,8 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
                 metrics = None
                 if last or done % config.checkpoint.every == 0:
                     checkpoints.save(done, as_tree(state), {"memory": memory})
-                run.on_turn(0, 0)
-            if read_jsonl(workdir / EVALUATIONS_FILE)[-1]["iteration"] < done:  # fewer iterations are asked for now
+                run.stop_if_asked()
+            if run.evaluations()[-1]["iteration"] < done:  # fewer iterations are asked for now
                 _evaluate(run, done)
         except Interrupted:
             checkpoints.save(done, as_tree(state), {"memory": memory | ({"unfinished": metrics} if metrics else {})})
@@ -144,26 +161,29 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
 
 def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tuple[TrainState, dict]:
     config, counts = run.config, Counter()
+    mine = multihost.share(config.rollout.tasks)
     analysis = None  # with the dynamic filter only episodes that are kept are analyzed, when all are played
     if run.distills and run.skills.source == "self_hindsight" and config.rollout.group_filter != "dynamic":
         analysis = Analysis(run.sampler, run.tokenizer, config.hindsight, config.env.prompt, iteration)
 
     def play_round(number: int) -> list[Episode]:
-        return play(
-            run.sampler,
-            run.tokenizer,
-            run.setup.world,
-            schedule(run.setup.train_tasks, config.seed, number, config.rollout.tasks),
-            group=config.rollout.group,
-            stream=number,
-            counts=counts,
-            params=SamplingParams(config.rollout.max_response_tokens, config.rollout.temperature),
-            max_prompt_tokens=config.rollout.max_prompt_tokens,
-            skills=run.skills,
-            share=config.hindsight.at_rollout,
-            analysis=analysis,
-            on_turn=run.on_turn,
-        )
+        with multihost.together():
+            return play(
+                run.sampler,
+                run.tokenizer,
+                run.setup.world,
+                schedule(run.setup.train_tasks, config.seed, number, config.rollout.tasks)[mine],
+                group=config.rollout.group,
+                first=mine.start,
+                stream=number,
+                counts=counts,
+                params=SamplingParams(config.rollout.max_response_tokens, config.rollout.temperature),
+                max_prompt_tokens=config.rollout.max_prompt_tokens,
+                skills=run.skills,
+                share=config.hindsight.at_rollout,
+                analysis=analysis,
+                on_turn=run.on_turn,
+            )
 
     with run.timer("rollout"):
         played, episodes = gather(play_round, iteration, config.rollout, counts)
@@ -171,7 +191,7 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     if iteration + 1 < config.iterations:  # while the weights are updated, workers build the next games
         following = round_number(iteration + 1, config.rollout)
         tasks = schedule(run.setup.train_tasks, config.seed, following, config.rollout.tasks)
-        prefetch(run.setup.world, tasks, config.rollout.group)
+        prefetch(run.setup.world, tasks[mine], config.rollout.group)
     read = run.skills.to_analyze(episodes) if run.distills else []
     if run.distills:
         with run.timer("analysis"):
@@ -181,8 +201,14 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
             counts += run.skills.assign(episodes, read)
     with run.timer("pack"):
         samples = batch_samples(run, episodes, iteration, counts, read)
-        batch = pack(samples, run.shape, config.pack.rows_per_micro * config.pack.micros_per_mini, run.distills)
-    run.on_turn(0, 0)  # the last moment to stop before memory and weights change
+        rows = config.pack.rows_per_micro, config.pack.micros_per_mini
+        local = pack(samples, run.shape, math.prod(rows) // jax.process_count(), run.distills)
+        batch = multihost.join_rows(local, run.mesh, *rows)
+        counts.update(row_use(local))
+        counts = multihost.sum_counters(counts)
+    records = _records(episodes, config.log.episodes_per_iteration)
+    played, episodes = map(multihost.gather_episodes, (played, episodes))
+    run.stop_if_asked()  # the last moment to stop before memory and weights change
     if run.distills and episodes:
         require_skills(counts, memory, config.hindsight.min_coverage_iterations)
     with run.timer("update"):
@@ -191,10 +217,19 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     note_gap(config, memory, metrics, iteration + 1)
     with run.timer("reshard"):
         run.load_sampler(state)
-    for episode in episodes[: config.log.episodes_per_iteration]:
-        run.episodes.write(iteration + 1, episode_record(episode))
+    for record in records:
+        run.episodes.write(iteration + 1, record)
     skill_metrics = run.skills.metrics(episodes, counts, run.distills)
-    return state, {**rollout_metrics(played, counts), **skill_metrics, "pack/fill": fill(batch), **metrics}
+    return state, {**rollout_metrics(played, counts), **skill_metrics, **metrics}
+
+
+def _records(episodes: Sequence[Episode], limit: int) -> list[dict]:
+    """The first `limit` episodes of all hosts, as they are logged."""
+    mine = [episode_record(episode) for episode in episodes[:limit]]
+    if not multihost.many():
+        return mine
+    everyone = [record for part in multihost.gather_json(mine) for record in part]
+    return sorted(everyone, key=lambda record: record["index"])[:limit]
 
 
 def _evaluate(run: Run, iteration: int) -> list[dict]:
@@ -202,7 +237,7 @@ def _evaluate(run: Run, iteration: int) -> list[dict]:
     with run.timer("eval"):
         results = evaluate.evaluate_all(run)
     run.turns.close()
-    for result in results:
+    for result in results if run.leads else ():
         append_jsonl(run.workdir / EVALUATIONS_FILE, {"iteration": iteration, **result})
     shown = ", ".join(f"{r['success_rate']:.3f} +- {r['standard_error']:.3f} ({conditions(r)})" for r in results)
     run.progress.message(f"held-out success after iteration {iteration}: {shown}, {results[0]['games']} games")
@@ -218,7 +253,7 @@ def _restore(run: Run, checkpoints: Checkpointer, resuming: bool) -> tuple[Train
         run.progress.message(f"resuming after iteration {done}")
     elif resuming:
         run.progress.message("nothing was saved yet: starting from the beginning")
-    if resuming:
+    if resuming and run.leads:
         # The metrics of an unfinished iteration are still to be written, even if an earlier resumption wrote them.
         recorded = done - ("unfinished" in memory) if restored else -1
         run.metrics.truncate_after(recorded, run.workdir / EVALUATIONS_FILE)
