@@ -246,6 +246,8 @@ def _optim() -> ConfigDict:
     optim.weight_decay = 0.01  # decoupled decay, times the learning rate
     optim.grad_clip = 1.0  # largest global norm of a gradient
     optim.warmup_steps = 0  # optimizer steps from zero to the full learning rate
+    # A step whose gradient is not finite is skipped and counted, and its batch kept for launch.replay.
+    optim.max_skipped = 8  # stop with an error after so many skipped steps in a row; 0 = never
     return optim
 
 
@@ -275,6 +277,7 @@ def _checkpoint() -> ConfigDict:
     checkpoint = ConfigDict()
     checkpoint.every = 5  # iterations between checkpoints; the last iteration is always saved
     checkpoint.keep = 3  # newest checkpoints that stay on disk
+    checkpoint.grace_s = 300.0  # seconds from a SIGTERM to the end of the process, saved or not; 0 = no limit
     return checkpoint
 
 
@@ -284,6 +287,7 @@ def _log() -> ConfigDict:
     log.tensorboard = True  # write TensorBoard files beside metrics.jsonl
     log.grad_norms_every = 0  # iterations between separate gradient norms of RL and distillation; 0 = never
     log.diagnostics_episodes = 96  # episodes behind the closing skill table; 0 = no table
+    log.profile_iteration = 0  # iteration, counted from 1, that jax.profiler traces into profile/; 0 = none
     return log
 
 

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from absl import app, flags
 from ml_collections import ConfigDict
 
@@ -20,12 +22,13 @@ from launch import common
 from seed_jax import sharding
 from seed_jax.models import hf
 from seed_jax.runtime.checkpoint import Checkpointer, CheckpointError
+from seed_jax.runtime.logging import jsonable
 from seed_jax.train import dumps, factors, replay
 from seed_jax.train.state import as_tree, from_tree, init_state, state_shardings
 from seed_jax.train.update import build_optimizer, build_update
 
 _DUMP = flags.DEFINE_string("dump", None, "directory that a run wrote: WORKDIR/dumps/iteration_NNNNNN")
-_CHECKPOINT = flags.DEFINE_integer("checkpoint", None, "iteration whose checkpoint to take; default: the nearest before")
+_CHECKPOINT = flags.DEFINE_integer("checkpoint", None, "iteration whose checkpoint to take")
 _JSON = flags.DEFINE_bool("json", False, "print the report as one JSON object")
 
 
@@ -34,8 +37,6 @@ def run(directory: Path, step: int | None = None) -> dict[str, Any]:
 
     Raises DumpError, CheckpointError or OSError.
     """
-    import jax
-
     dump = dumps.load(directory)
     config = ConfigDict(dump.record["config"])
     mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
@@ -47,7 +48,7 @@ def run(directory: Path, step: int | None = None) -> dict[str, Any]:
     workdir = directory.absolute().parent.parent
     step, state = _restore(workdir / "checkpoints", dump.record["iteration"] - 1, step, state)
     report = replay.examine(config, spec, mesh, state, dump.batch, dump.numbers)
-    numbers = {name: jax.numpy.float32(value) for name, value in dump.numbers.items()}
+    numbers = {name: jnp.float32(value) for name, value in dump.numbers.items()}
     _, metrics = build_update(config, spec, mesh, places)(state, dump.batch, numbers)  # the state is donated here
     report["update"] = {name: float(value) for name, value in metrics.items() if name.startswith("update/")}
     return {"iteration": dump.record["iteration"], "weights_after_iteration": step, **report}
@@ -81,7 +82,7 @@ def main(_) -> int:
         print(f"error: {error}", file=sys.stderr)
         return common.EXIT_BAD_INPUT
     if _JSON.value:
-        print(json.dumps(report))
+        print(json.dumps(jsonable(report)))
     else:
         after, iteration = report["weights_after_iteration"], report["iteration"]
         exact = "" if after == iteration - 1 else f", the nearest that is left (the update began after {iteration - 1})"

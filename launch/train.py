@@ -20,6 +20,7 @@ from launch import common
 from seed_jax import config as config_lib
 from seed_jax.runtime import multihost
 from seed_jax.runtime.signals import Interrupted
+from seed_jax.train.dumps import NotFinite
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "config file, with the method after a colon", lock_config=True
@@ -54,6 +55,9 @@ def main(_) -> int:
         return common.EXIT_BAD_INPUT
     except Interrupted:
         return common.EXIT_INTERRUPTED
+    except NotFinite as error:
+        print(f"error: {error}", file=sys.stderr)
+        return common.EXIT_FAILED
     except Exception:
         multihost.fail()
         raise

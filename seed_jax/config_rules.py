@@ -113,6 +113,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "hindsight.min_coverage_iterations": 0,
     "hindsight.api_workers": 1,
     "optim.warmup_steps": 0,
+    "optim.max_skipped": 0,
     "pack.row_tokens": 1,
     "pack.teacher_row_tokens": 1,
     "pack.max_turns_per_row": 1,
@@ -127,6 +128,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "log.episodes_per_iteration": 0,
     "log.grad_norms_every": 0,
     "log.diagnostics_episodes": 0,
+    "log.profile_iteration": 0,
     "annotate.tasks": 1,
     "annotate.rollouts": 1,
     "annotate.max_tokens": 1,
@@ -157,6 +159,7 @@ POSITIVE = (
     "sft.grad_clip",
 )
 NOT_NEGATIVE = (
+    "checkpoint.grace_s",
     "adv.std_floor",
     "adv.penalty",
     "adv.step_weight",

@@ -194,7 +194,9 @@ def outcome(workdir: Path, iteration: int) -> dict:
 
     `checksums` covers weights, moments and counters of the checkpoint of the last iteration.
     """
-    timing = ("time/", "rollout/occupancy", "rollout/tokens_per_s", "rollout/env_wait_s")
+    timing = (
+        "time/", "compile/", "rollout/occupancy", "rollout/tokens_per_s", "rollout/env_wait_s", "update/tokens_per_s"
+    )  # fmt: skip
     without_time = lambda record: {k: v for k, v in record.items() if not k.startswith(timing)}  # noqa: E731
     meta = json.loads((workdir / "checkpoints" / str(iteration) / "meta" / "metadata").read_text())
     return {

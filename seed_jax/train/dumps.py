@@ -1,8 +1,8 @@
 """Batches whose gradient was not finite, kept for `python -m launch.replay`: NumPy arrays and JSON, never pickles.
 
 dumps/iteration_000012/
-  dump.json      iteration, what the update reported, the config, where the run's checkpoints are
-  rows_000.npz   the packed rows of process 0, by dotted field ("student.tokens"), and the update's numbers ("number.lr")
+  dump.json      iteration, what the update reported, the config, the workdir (checkpoints are beside the dumps)
+  rows_000.npz   packed rows of process 0, by dotted field ("student.tokens"), and the update's numbers ("number.lr")
   rows_001.npz   those of process 1, ...
 """
 
@@ -29,6 +29,24 @@ _NUMBER = "number."
 
 class DumpError(ValueError):
     """A directory is no dump, or a damaged one; the message names the file."""
+
+
+class NotFinite(RuntimeError):
+    """Too many optimizer steps in a row had a gradient that was not finite."""
+
+
+def is_stuck(config, memory: Mapping[str, Any]) -> bool:
+    """Whether the last optim.max_skipped optimizer steps or more were skipped; `memory` counts them."""
+    return 0 < config.optim.max_skipped <= memory.get("skipped", 0)
+
+
+def stuck_text(config, memory: Mapping[str, Any], workdir: Path) -> str:
+    return (
+        f"the gradient of the last {memory['skipped']:.0f} optimizer steps was not finite (optim.max_skipped = "
+        f"{config.optim.max_skipped}). The weights are unchanged since then and saved. `python -m launch.replay "
+        f"--dump=DIR` says which rows and terms it comes from, for the newest DIR in {workdir / 'dumps'}; a lower "
+        "optim.lr or optim.grad_clip, or model.dtype = 'float32', may help"
+    )
 
 
 class Dump(NamedTuple):

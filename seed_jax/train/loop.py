@@ -22,7 +22,7 @@ from seed_jax.hindsight.evidence import solver
 from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
 from seed_jax.rollout import World, play, prefetch
-from seed_jax.runtime import multihost
+from seed_jax.runtime import multihost, usage
 from seed_jax.runtime.checkpoint import Checkpointer
 from seed_jax.runtime.logging import (
     EPISODES_FILE,
@@ -39,11 +39,20 @@ from seed_jax.runtime.logging import (
 from seed_jax.runtime.signals import Interrupted, stop_on_signals
 from seed_jax.sampler.engine import sampler_of
 from seed_jax.tasks import schedule
-from seed_jax.train import factors
+from seed_jax.train import dumps, factors
 from seed_jax.train.compiled import shared_update
 from seed_jax.train.finish import finish
 from seed_jax.train.groups import gather, round_number
-from seed_jax.train.metrics import conditions, episode_record, eval_metrics, note_gap, report, rollout_metrics
+from seed_jax.train.metrics import (
+    conditions,
+    episode_record,
+    eval_metrics,
+    memory_metrics,
+    note_gap,
+    report,
+    rollout_metrics,
+    update_metrics,
+)
 from seed_jax.train.packing import Shape, pack, row_use
 from seed_jax.train.samples import batch_samples
 from seed_jax.train.state import TrainState, as_tree, from_tree, init_state, state_shardings
@@ -89,7 +98,9 @@ class Run:
         self.leads = multihost.leads()  # only this process writes files and prints
         self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard, enabled=self.leads)
         self.episodes = EpisodeWriter(workdir / EPISODES_FILE, enabled=self.leads)
-        self.timer, self.progress = PhaseTimer(), Progress(config.iterations, enabled=self.leads)
+        self.timer = PhaseTimer(memory=lambda: (told := usage.memory_gb()) and told[0])
+        self.compilations = usage.Compilations()
+        self.progress = Progress(config.iterations, enabled=self.leads)
         self.progress.message(self.sampler.plan())
         self.turns = TurnProgress(config.env.max_steps, every_s=60.0, enabled=self.leads)
         self.stop = threading.Event()
@@ -125,7 +136,8 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
     run = Run(config, setup, workdir)
     with (
         Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep) as checkpoints,
-        stop_on_signals(run.stop),
+        stop_on_signals(run.stop, config.checkpoint.grace_s),
+        run.compilations,
         multihost.watching(run.stop, config.mesh.host_timeout_s),
     ):
         state, done, memory = _restore(run, checkpoints, resuming)
@@ -136,17 +148,22 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
                 _evaluate(run, 0)
             while metrics is not None or done < config.iterations:
                 if metrics is None:
-                    state, metrics = _iteration(run, state, done, memory)
+                    with usage.profiled(workdir / "profile", done + 1 == config.log.profile_iteration):
+                        state, metrics = _iteration(run, state, done, memory)
                     done += 1
                 last = done == config.iterations
                 if last or (config.eval.every and done % config.eval.every == 0):
                     metrics |= eval_metrics(_evaluate(run, done))
-                metrics |= run.timer.collect()
-                run.metrics.write(done, metrics)
-                report(run.progress, done, metrics)
-                metrics = None
-                if last or done % config.checkpoint.every == 0:
-                    checkpoints.save(done, as_tree(state), {"memory": memory})
+                metrics |= run.timer.collect() | memory_metrics(run.timer.memory_by_phase)
+                compiled, again = run.compilations.collect()
+                run.metrics.write(done, metrics | compiled)
+                report(run.progress, done, metrics, again)
+                metrics, stuck = None, dumps.is_stuck(config, memory)
+                if last or stuck or done % config.checkpoint.every == 0:
+                    with run.timer("save"):
+                        checkpoints.save(done, as_tree(state), {"memory": memory})
+                if stuck:
+                    raise dumps.NotFinite(dumps.stuck_text(config, memory, workdir))
                 run.stop_if_asked()
             if run.evaluations()[-1]["iteration"] < done:  # fewer iterations are asked for now
                 _evaluate(run, done)
@@ -212,8 +229,14 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     if run.distills and episodes:
         require_skills(counts, memory, config.hindsight.min_coverage_iterations)
     with run.timer("update"):
-        state, metrics = run.update(state, batch, hyper(config, iteration + 1, memory.get("handoff")))
+        numbers = hyper(config, iteration + 1, memory.get("handoff"), memory.get("skipped", 0.0))
+        state, metrics = run.update(state, batch, numbers)
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    metrics |= update_metrics(run, counts, run.timer.seconds("update"))
+    memory["skipped"] = metrics["update/skipped_in_a_row"]
+    if metrics["update/skipped_steps"]:
+        dump = dumps.save(run.workdir, config, iteration + 1, local, numbers, metrics)
+        run.progress.message(f"  the batch is kept: python -m launch.replay --dump={dump}")
     note_gap(config, memory, metrics, iteration + 1)
     with run.timer("reshard"):
         run.load_sampler(state)

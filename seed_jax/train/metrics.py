@@ -52,8 +52,8 @@ def rollout_metrics(episodes: Sequence[Episode], counts: Counter) -> dict:
 
 
 def update_metrics(run, counts: Counter, seconds: float) -> dict[str, float]:
-    """Tokens a second, and MFU: model FLOPs over what all devices could do in that time. Not reported on chips without a
-    known peak, such as a CPU."""
+    """Tokens a second, and MFU: model FLOPs over what all devices could do in that time (on chips whose peak is known;
+    not on a CPU)."""
     metrics = {"update/tokens_per_s": counts["used_row_tokens"] / seconds}
     peak = usage.peak_flops(jax.devices()[0])
     if peak is not None:
@@ -137,7 +137,7 @@ def note_gap(config, memory: dict, metrics: dict, update: int) -> None:
         )
 
 
-def report(progress: Progress, done: int, metrics: dict) -> None:
+def report(progress: Progress, done: int, metrics: dict, compiled_again: Sequence[str] = ()) -> None:
     progress.line(
         done,
         success=metrics["rollout/success_rate"],
@@ -155,3 +155,5 @@ def report(progress: Progress, done: int, metrics: dict) -> None:
         progress.message(
             f"  warning: {metrics['update/skipped_steps']:.0f} optimizer steps skipped, their gradient was not finite"
         )
+    if compiled_again:
+        progress.message(f"  warning: compiled again for other shapes: {', '.join(compiled_again)}")
