@@ -37,6 +37,22 @@ OWN_FILES = (
     "tensorboard",
     CONFIG_FILE,
 )
+# Metrics, by the start of their names, that depend on the machine and the moment, not on the run alone.
+_MEASURED = (
+    "time/",
+    "compile/",
+    "hbm/",
+    "rollout/occupancy",
+    "rollout/tokens_per_s",
+    "rollout/env_wait_s",
+    "update/tokens_per_s",
+    "update/mfu",
+)
+
+
+def is_measured(metric: str) -> bool:
+    """Whether two equal runs may differ in this metric."""
+    return metric.startswith(_MEASURED)
 
 
 class WorkdirError(RuntimeError):

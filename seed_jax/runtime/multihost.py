@@ -138,7 +138,12 @@ def watching(stop: threading.Event, timeout_s: float) -> Iterator[None]:
     except Interrupted:
         raise
     except BaseException as error:
-        _note("failed", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}")
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            # Perhaps another host was lost in the middle of a collective; then `_watch` says so and ends this process.
+            print(f"process {jax.process_index()}: {reason}", file=sys.stderr, flush=True)
+            time.sleep(timeout_s + 3 * _LOOK_EVERY_S)
+        _note("failed", reason)
         raise
     finally:
         done.set()

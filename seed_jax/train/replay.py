@@ -117,7 +117,7 @@ def text(report: Mapping[str, Any]) -> str:
         terms = ", ".join(micro["terms"]) or "none"
         gradients = ", ".join(micro["gradients"][:SHOWN]) or "none"
         lines.append(
-            f"mini-batch {micro['mini']}, micro-batch {micro['micro']} (rows {micro['rows'][0]} to {micro['rows'][1]}), "
-            f"not finite: terms {terms}; gradients {gradients}"
+            f"mini-batch {micro['mini']}, micro-batch {micro['micro']} (rows {micro['rows'][0]} to "
+            f"{micro['rows'][1]}), not finite: terms {terms}; gradients {gradients}"
         )
     return "\n".join(lines) or "everything is finite"
