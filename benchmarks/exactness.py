@@ -2,10 +2,11 @@
 
     python -m benchmarks.exactness --config=configs/quickstart.py --out=runs/exactness --kills=10
 
-Further arguments --config.FIELD=VALUE go to the run. It is `launch.train` in a process of its own. Each time it gets SIGKILL at a random moment of a phase (rollout,
-analysis, update, save, in turn) and the same command starts it again. Compared are the exported weights, checksums of
-all arrays of the last checkpoint (weights, optimizer, counters), metrics, evaluations and episodes; what depends on the
-machine (times, tokens a second, compilations) is left out. Exit code 0: equal; 1: not.
+Further arguments --config.FIELD=VALUE go to the run, which is `launch.train` in a process of its own. Each time it gets
+SIGKILL at a random moment of a phase (rollout, analysis, update, save, in turn) and the same command starts it again.
+Compared are the exported weights, checksums of all arrays of the last checkpoint (weights, optimizer, counters),
+metrics, evaluations and episodes; what depends on the machine (times, tokens a second, compilations) is left out.
+Exit code 0: equal; 1: not.
 """
 
 from __future__ import annotations
@@ -87,15 +88,22 @@ def outcome(workdir: Path) -> dict[str, Any]:
     }
 
 
-def run(arguments: Sequence[str], out: Path, kills: int, seed: int, environment: Mapping[str, str]) -> dict[str, Any]:
+def run(
+    arguments: Sequence[str],
+    out: Path,
+    kills: int,
+    seed: int,
+    environment: Mapping[str, str],
+    phases: Sequence[str] = PHASES,
+) -> dict[str, Any]:
     """{"kills": what was done, "different": parts that differ}. Raises RuntimeError if a run fails by itself."""
     out.mkdir(parents=True, exist_ok=True)
     log = out / "log.txt"
     whole, broken = out / "uninterrupted", out / "interrupted"
     _finish(start(arguments, whole, log, environment), log)
     records = read_jsonl(whole / METRICS_FILE)
-    seconds = {phase: records[-1].get(f"time/{phase}_s", 0.2) for phase in PHASES}
-    phases = [phase for phase in PHASES if phase == "save" or any(f"time/{phase}_s" in record for record in records)]
+    seconds = {phase: records[-1].get(f"time/{phase}_s", 0.2) for phase in phases}
+    phases = [phase for phase in phases if phase == "save" or any(f"time/{phase}_s" in record for record in records)]
     random_, done = random.Random(seed), []
     for number in range(kills):
         phase = phases[number % len(phases)]

@@ -1,5 +1,5 @@
-"""A config file for `launch.train` in tests that need real processes: a toy run with easy games, $SLOW_S seconds a step,
-and made-up skills; the model is in $TOY_MODEL."""
+"""A config file for `launch.train` in tests that need real processes: a toy run with easy games ($SLOW_S seconds a
+step), made-up skills and the model in $TOY_MODEL."""
 
 from __future__ import annotations
 
