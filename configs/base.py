@@ -277,6 +277,7 @@ def _checkpoint() -> ConfigDict:
     checkpoint = ConfigDict()
     checkpoint.every = 5  # iterations between checkpoints; the last iteration is always saved
     checkpoint.keep = 3  # newest checkpoints that stay on disk
+    checkpoint.dir = ""  # where they are: a directory, or a URL such as gs://bucket/run; "" = in the workdir
     checkpoint.grace_s = 300.0  # seconds from a SIGTERM to the end of the process, saved or not; 0 = no limit
     return checkpoint
 

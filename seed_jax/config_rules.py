@@ -206,7 +206,13 @@ SWITCHES = (
     "hindsight.teach_readers",
     "log.tensorboard",
 )
-TEXTS = ("env.retriever_url", "hindsight.library", "hindsight.api_url", "hindsight.api_model")  # may be empty
+TEXTS = (  # may be empty
+    "env.retriever_url",
+    "hindsight.library",
+    "hindsight.api_url",
+    "hindsight.api_model",
+    "checkpoint.dir",
+)
 OTHER = (
     "mesh.fsdp",
     "mesh.tensor",

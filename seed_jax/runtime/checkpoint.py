@@ -14,10 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 from seed_jax.runtime import multihost
+from seed_jax.runtime.logging import write_whole
 
 _log = logging.getLogger(__name__)
+ELSEWHERE_FILE = "elsewhere.txt"  # in a checkpoint directory: the path or URL where its checkpoints are
 _CHECKSUMS = "leaf_checksums"  # key in the saved JSON beside the caller's meta
 
 
@@ -39,9 +42,15 @@ class Checkpointer:
     without an error, and a run would go on from weights that nobody trained.
     """
 
-    def __init__(self, directory: str | Path, keep: int = 3, *, read_only: bool = False):
-        """keep: how many of the newest checkpoints stay on disk; read_only: nothing is created, saved or deleted."""
-        self._directory = Path(directory).absolute()
+    def __init__(self, directory: str | Path, keep: int = 3, *, elsewhere: str = "", read_only: bool = False):
+        """keep: how many of the newest checkpoints stay on disk; read_only: nothing is created, saved or deleted.
+
+        elsewhere: where the checkpoints really are, a path or a URL such as gs://bucket/run; `directory` then holds a
+            file that says so, and whoever opens it later need not know. URLs go through etils.epath and Orbax; they are
+            not tested here, where there is no such service.
+        On many hosts all of them save and restore together, in a directory that all of them see.
+        """
+        self._directory = _followed(Path(directory).absolute(), elsewhere)
         if read_only and not self._directory.is_dir():
             raise FileNotFoundError(f"checkpoint directory {self._directory} does not exist")
         # For a read-only directory Orbax resets the last two itself, each with a warning.
@@ -134,6 +143,17 @@ class Checkpointer:
         if changed:
             raise ValueError(f"the stored values of {', '.join(changed[:3])} are damaged (checksum differs)")
         return tree, content["meta"]
+
+
+def _followed(directory: Path, elsewhere: str) -> epath.Path:
+    pointer = directory / ELSEWHERE_FILE
+    if not elsewhere:
+        return epath.Path(pointer.read_text().strip() if pointer.is_file() else directory)
+    if multihost.leads():
+        directory.mkdir(parents=True, exist_ok=True)
+        write_whole(pointer, f"{elsewhere}\n")
+    place = epath.Path(elsewhere)
+    return place if "://" in elsewhere else place.absolute()
 
 
 def _check_entries(part: dict[str, Any], saved: dict[str, int]) -> None:

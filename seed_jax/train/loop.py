@@ -23,7 +23,7 @@ from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
 from seed_jax.rollout import World, play, prefetch
 from seed_jax.runtime import multihost, usage
-from seed_jax.runtime.checkpoint import Checkpointer
+from seed_jax.runtime.checkpoint import Checkpointer, CheckpointError
 from seed_jax.runtime.logging import (
     EPISODES_FILE,
     EVALUATIONS_FILE,
@@ -135,7 +135,9 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
     """
     run = Run(config, setup, workdir)
     with (
-        Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep) as checkpoints,
+        Checkpointer(
+            workdir / "checkpoints", keep=config.checkpoint.keep, elsewhere=config.checkpoint.dir
+        ) as checkpoints,
         stop_on_signals(run.stop, config.checkpoint.grace_s),
         run.compilations,
         multihost.watching(run.stop, config.mesh.host_timeout_s),
@@ -274,6 +276,10 @@ def _restore(run: Run, checkpoints: Checkpointer, resuming: bool) -> tuple[Train
     if restored:
         state, done, memory = from_tree(restored.tree, state), restored.step, restored.meta["memory"]
         run.progress.message(f"resuming after iteration {done}")
+    elif not resuming and checkpoints.steps():
+        raise CheckpointError(
+            f"checkpoint.dir = {run.config.checkpoint.dir!r} holds checkpoints of another run; choose another or clear it"
+        )
     elif resuming:
         run.progress.message("nothing was saved yet: starting from the beginning")
     if resuming and run.leads:

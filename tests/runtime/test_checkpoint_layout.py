@@ -11,7 +11,7 @@ from seed_jax.models.spec import ModelSpec, init_params
 from seed_jax.runtime.checkpoint import Checkpointer
 from seed_jax.train.state import as_tree, from_tree, init_state, make_optimizer, state_shardings
 
-SPEC = ModelSpec(vocab_size=64, d_model=16, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=8, d_ff=32)
+SPEC = ModelSpec(vocab_size=64, d_model=16, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=4, d_ff=32)
 
 
 def state_on(devices: int, seed: int, **sizes: int):
