@@ -134,13 +134,12 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
     of them stops all.
     """
     run = Run(config, setup, workdir)
+    kept = config.checkpoint
     with (
-        Checkpointer(
-            workdir / "checkpoints", keep=config.checkpoint.keep, elsewhere=config.checkpoint.dir
-        ) as checkpoints,
-        stop_on_signals(run.stop, config.checkpoint.grace_s),
-        run.compilations,
         multihost.watching(run.stop, config.mesh.host_timeout_s),
+        stop_on_signals(run.stop, kept.grace_s),
+        Checkpointer(workdir / "checkpoints", keep=kept.keep, elsewhere=kept.dir) as checkpoints,
+        run.compilations,
     ):
         state, done, memory = _restore(run, checkpoints, resuming)
         run.load_sampler(state)
@@ -278,7 +277,7 @@ def _restore(run: Run, checkpoints: Checkpointer, resuming: bool) -> tuple[Train
         run.progress.message(f"resuming after iteration {done}")
     elif not resuming and checkpoints.steps():
         raise CheckpointError(
-            f"checkpoint.dir = {run.config.checkpoint.dir!r} holds checkpoints of another run; choose another or clear it"
+            f"checkpoint.dir = {run.config.checkpoint.dir!r} holds checkpoints of another run; choose an empty one"
         )
     elif resuming:
         run.progress.message("nothing was saved yet: starting from the beginning")
