@@ -29,6 +29,7 @@ from seed_jax.evaluate import summarize
 from seed_jax.hindsight import annotate, dataset
 from seed_jax.hindsight import records as records_lib
 from seed_jax.hindsight.client import Client
+from seed_jax.hindsight.prompts import fit_analyses
 from seed_jax.models import hf
 from seed_jax.rollout import play
 from seed_jax.runtime.logging import append_jsonl, jsonable, write_whole
@@ -68,6 +69,9 @@ def main(_) -> int:
     except (*INPUT_ERRORS, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return common.EXIT_BAD_INPUT
+    except common.RUN_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        return common.EXIT_FAILED
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
         return common.EXIT_INTERRUPTED
@@ -210,7 +214,10 @@ def write_skills(config, out: Path) -> dict[str, Any]:
     if todo:
         episodes = [records_lib.to_episode(record, index) for index, record in enumerate(todo)]
         tokenizer, ask = _writer(config, out, episodes)
-        prompts = [_fit(tokenizer, episode, config) for episode in episodes]
+        try:
+            prompts = fit_analyses(tokenizer, episodes, config.env.prompt, h.max_analysis_tokens)
+        except ValueError as error:
+            raise config_lib.ConfigError(str(error)) from error
 
         def too_long(skill: Skill) -> bool:
             return len(tok.encode_response(tokenizer, records_lib.skill_answer(skill))) > h.max_skill_tokens
@@ -232,13 +239,6 @@ def write_skills(config, out: Path) -> dict[str, Any]:
     usd = (a.usd_per_million_prompt_tokens, a.usd_per_million_completion_tokens)
     report = annotate.report(records_lib.read_records(path), len(played), usd)
     return {"missing": report["without_answer"], **report}
-
-
-def _fit(tokenizer, episode: Episode, config) -> annotate.Prompt:
-    try:
-        return annotate.fit(tokenizer, episode, config.env.prompt, config.hindsight.max_analysis_tokens)
-    except ValueError as error:
-        raise config_lib.ConfigError(str(error)) from error
 
 
 def _writer(config, out: Path, episodes: list[Episode]) -> tuple[Any, annotate.Ask]:

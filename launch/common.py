@@ -11,10 +11,12 @@ from typing import Any
 
 import jax
 
+from envs.search.game import RetrievalDown
 from launch.environment import DataError, open_environment, record_games
 from seed_jax import config as config_lib
 from seed_jax import sharding
 from seed_jax import tokenizer as tok
+from seed_jax.evaluate import PanelError
 from seed_jax.hindsight.client import ClientError
 from seed_jax.hindsight.library import SkillError
 from seed_jax.hindsight.sources import load_library
@@ -24,10 +26,13 @@ from seed_jax.runtime.checkpoint import CheckpointError
 from seed_jax.runtime.host import keep_freed_memory, use_every_core
 from seed_jax.runtime.logging import WorkdirError, prepare_workdir
 from seed_jax.sampler.engine import Sampler, sampler_of
+from seed_jax.train.dumps import NotFinite
 from seed_jax.train.loop import train
 
 # What a config or a user's files can cause: told in one line, without a traceback.
 INPUT_ERRORS = (config_lib.ConfigError, DataError, SkillError, ClientError, WorkdirError, multihost.HostError)
+# What can end a run on its way, likewise in one line; the same command resumes from the last checkpoint.
+RUN_ERRORS = (PanelError, RetrievalDown, NotFinite)
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 

@@ -28,7 +28,7 @@ from launch.environment import DataError, open_world, panel_tasks, recorded_game
 from seed_jax import config as config_lib
 from seed_jax import sharding
 from seed_jax import tokenizer as tok
-from seed_jax.evaluate import PanelError, evaluate, reference_draws
+from seed_jax.evaluate import evaluate, reference_draws
 from seed_jax.hindsight.client import Client
 from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
@@ -95,7 +95,7 @@ def main(_) -> int:
     except (*common.INPUT_ERRORS, InputError, ComparisonError) as error:
         print(f"error: {error}", file=sys.stderr)
         return common.EXIT_BAD_INPUT
-    except PanelError as error:
+    except common.RUN_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return common.EXIT_FAILED
     except KeyboardInterrupt:

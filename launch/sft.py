@@ -17,7 +17,6 @@ from ml_collections import config_flags
 from launch import common
 from launch.environment import DataError, alfworld_tasks, open_world
 from seed_jax import config as config_lib
-from seed_jax.evaluate import PanelError
 from seed_jax.hindsight import dataset
 from seed_jax.hindsight.records import RecordError
 from seed_jax.runtime.checkpoint import CheckpointError
@@ -45,7 +44,7 @@ def main(_) -> int:
     except (*INPUT_ERRORS, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return common.EXIT_BAD_INPUT
-    except PanelError as error:
+    except common.RUN_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return common.EXIT_FAILED
     except (Interrupted, KeyboardInterrupt):

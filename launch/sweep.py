@@ -79,7 +79,7 @@ def run_all(name: str, runs: list[Planned], workdir: Path) -> tuple[int, Report]
             report.note(place, "interrupted")
             return common.EXIT_INTERRUPTED, report
         except Exception as error:  # the other settings do not depend on this one; it is reported and tried again
-            if not isinstance(error, common.INPUT_ERRORS):
+            if not isinstance(error, (*common.INPUT_ERRORS, *common.RUN_ERRORS)):
                 traceback.print_exc()
             first_line = (str(error).splitlines() or [""])[0]
             print(f"{run.name} failed: {type(error).__name__}: {first_line}", file=sys.stderr, flush=True)

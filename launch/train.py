@@ -11,6 +11,7 @@ elsewhere --distributed finds them through the cluster (Slurm, MPI, GKE), or eac
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 
 from absl import app, flags
@@ -20,7 +21,6 @@ from launch import common
 from seed_jax import config as config_lib
 from seed_jax.runtime import multihost
 from seed_jax.runtime.signals import Interrupted
-from seed_jax.train.dumps import NotFinite
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "config file, with the method after a colon", lock_config=True
@@ -52,15 +52,17 @@ def main(_) -> int:
         common.run(config, Path(_WORKDIR.value), overwrite=_OVERWRITE.value)
     except common.INPUT_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
-        return common.EXIT_BAD_INPUT
+        return multihost.leave(common.EXIT_BAD_INPUT)
+    except common.RUN_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        return multihost.leave(common.EXIT_FAILED)
     except Interrupted:
         return common.EXIT_INTERRUPTED
-    except NotFinite as error:
-        print(f"error: {error}", file=sys.stderr)
-        return common.EXIT_FAILED
     except Exception:
-        multihost.fail()
-        raise
+        if not multihost.many():
+            raise
+        traceback.print_exc()
+        return multihost.leave(common.EXIT_FAILED)
     return 0
 
 

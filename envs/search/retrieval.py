@@ -114,7 +114,8 @@ class DenseRetriever:
     """By inner product of embeddings. The encoder is given, so that nothing here needs JAX (`seed_jax/encoder.py`).
 
     encode: (texts, is_query) -> (len(texts), D) float32, normalised. vectors: those of the passages, if they are
-    known. With faiss installed its flat index does the search, else NumPy; both are exact.
+    known. With faiss installed its flat index does the search, else NumPy; both are exact. index: a faiss index of the
+    passages in their order (see `read_faiss`), which takes the place of the vectors.
     """
 
     def __init__(
@@ -123,19 +124,26 @@ class DenseRetriever:
         encode: Callable[[list[str], bool], np.ndarray],
         name: str = "",
         vectors: np.ndarray | None = None,
+        index: Any = None,
     ):
-        self.passages, self.encode, self.name = list(passages), encode, name
+        self.passages, self.encode, self.name, self.vectors = list(passages), encode, name, None
         texts = [passage.contents for passage in self.passages]
         self.version = content_hash(texts)
+        if index is not None:
+            _check_size(index.ntotal, len(texts))
+            size = encode(texts[:1], False).shape[1]
+            if index.d != size:
+                raise CorpusError(
+                    f"the index holds vectors of {index.d} numbers, the encoder gives {size}: the index was made with "
+                    "another encoder; name that one"
+                )
+            self._flat = index
+            return
         if vectors is None:
             vectors = np.concatenate(
                 [encode(texts[i : i + BUILD_AHEAD], False) for i in range(0, len(texts), BUILD_AHEAD)]
             )
-        if len(vectors) != len(self.passages):
-            raise CorpusError(
-                f"the index holds {len(vectors)} vectors, the corpus {len(self.passages)} passages: they do not belong "
-                "together; take both from one release or leave the index out"
-            )
+        _check_size(len(vectors), len(texts))
         self.vectors = np.ascontiguousarray(vectors, np.float32)
         self._flat = _faiss_index(self.vectors)
 
@@ -157,6 +165,29 @@ class DenseRetriever:
 
     def describe(self) -> dict[str, Any]:
         return {"corpus": self.name, "size": len(self.passages), "method": "dense", "version": self.version}
+
+
+def _check_size(vectors: int, passages: int) -> None:
+    if vectors != passages:
+        raise CorpusError(
+            f"the index holds {vectors} vectors, the corpus {passages} passages: they do not belong together; "
+            "take both from one release or leave the index out"
+        )
+
+
+def read_faiss(path: str | Path) -> Any:
+    """A faiss index from a file, such as the published e5_Flat.index; it is mapped into memory where faiss can."""
+    if not Path(path).is_file():
+        raise CorpusError(f"the index {path} does not exist. {CORPUS_HELP}")
+    try:
+        import faiss
+    except ImportError:
+        raise CorpusError(f"the index {path} needs faiss: pip install faiss-cpu") from None
+    try:
+        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
+    except RuntimeError as error:  # what faiss raises for anything wrong with a file
+        reason = str(error).strip().splitlines()[-1]
+        raise CorpusError(f"{path} is not an index that faiss can read: {reason}") from None
 
 
 def _faiss_index(vectors: np.ndarray):

@@ -22,7 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from envs.search import generate
-from envs.search.retrieval import Bm25Retriever, CorpusError, DenseRetriever, Hit, Retriever, documents, load_corpus
+from envs.search.retrieval import (
+    Bm25Retriever,
+    CorpusError,
+    DenseRetriever,
+    Hit,
+    Retriever,
+    documents,
+    load_corpus,
+    read_faiss,
+)
 
 MAX_BODY = 1 << 20  # bytes of a request
 MAX_QUERIES, MAX_QUERY, MAX_TOPK = 1024, 4096, 100  # queries in a request, characters of one, hits of one
@@ -161,7 +170,10 @@ class Server(ThreadingHTTPServer):
 
 
 def build(data: str, method: str, model: str = "", index: str = "") -> Retriever:
-    """The retriever over a corpus: "generated", or a folder with corpus.jsonl. index: file to keep a BM25 index in."""
+    """The retriever over a corpus: "generated", or a folder with corpus.jsonl.
+
+    index: bm25: file to keep the index in; dense: an existing file of faiss
+    """
     if data == "generated":
         passages, name = generate.make().passages, f"generated-{generate.VERSION}"
     else:
@@ -171,7 +183,8 @@ def build(data: str, method: str, model: str = "", index: str = "") -> Retriever
     if not model:
         raise CorpusError("a dense retriever needs an encoder: name a directory in Hugging Face format")
     module, function = ENCODER.split(":")
-    return DenseRetriever(passages, getattr(importlib.import_module(module), function)(model), name)
+    ready = read_faiss(index) if index else None
+    return DenseRetriever(passages, getattr(importlib.import_module(module), function)(model), name, index=ready)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", default="generated", help="'generated', or a folder with corpus.jsonl")
     parser.add_argument("--retriever", choices=("bm25", "dense"), default="bm25")
     parser.add_argument("--model", default="", help="dense: directory of the encoder")
-    parser.add_argument("--index", default="", help="bm25: file that keeps the index between starts")
+    parser.add_argument("--index", default="", help="bm25: file that keeps the index; dense: ready index of faiss")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; default: this machine alone")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args(arguments)

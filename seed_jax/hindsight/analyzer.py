@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from seed_jax import tokenizer as tok
 from seed_jax.hindsight.parsing import explain
-from seed_jax.hindsight.prompts import analysis_prompt
+from seed_jax.hindsight.prompts import Fitted, fit_analyses
 from seed_jax.types import Completion, Episode, SamplingParams, Written
 
 # Request paths of the analyzer must not meet those of acting: same seed, other stream.
@@ -38,8 +38,8 @@ class Analysis:
     def ask(self, *episodes: Episode) -> None:
         """Submits what can be analyzed and was not submitted before."""
         played = [episode for episode in _analyzable(episodes) if id(episode) not in self.asked]
-        _, prompts = _fit(self.tokenizer, played, self.hindsight, self.style, self.counts)
-        for episode, prompt in zip(played, prompts, strict=True):
+        prompts = _fit(self.tokenizer, played, self.hindsight, self.style, self.counts)
+        for episode, (_, prompt, _) in zip(played, prompts, strict=True):
             key = self.sampler.key((self.stream, episode.index, 0))
             self.waiting[self.sampler.submit(prompt, self.params, key)] = episode, prompt
             self.asked[id(episode)] = episode
@@ -80,7 +80,7 @@ def analyze_elsewhere(client, tokenizer, episodes: Sequence[Episode], hindsight,
     """As `analyze`, by the model behind `client`; a request that failed for good counts as rejected/failed."""
     counts: Counter = Counter(analyzed=0, parsed=0, elided=0)
     played = _analyzable(episodes)
-    texts, _ = _fit(tokenizer, played, hindsight, style, counts)
+    texts = [prompt.text for prompt in _fit(tokenizer, played, hindsight, style, counts)]
     for episode, (text, finish) in zip(played, client.ask(texts, hindsight.max_skill_tokens), strict=True):
         _take(episode, text, finish, hindsight.min_words, counts)
     return counts
@@ -100,25 +100,11 @@ def _take(episode: Episode, text: str, finish: str, min_words: int, counts: Coun
         counts[f"rejected/{episode.skill_error}"] += 1
 
 
-def _fit(tokenizer, episodes, hindsight, style: str, counts: Counter) -> tuple[list[str], list[list[int]]]:
-    """Prompts as (texts, ids); of a long episode the first and the last steps stay and as few middle ones as needed are
-    left out."""
-    max_tokens, steps = hindsight.max_analysis_tokens, hindsight.step_skills * (hindsight.granularity != "episode")
-    texts = [analysis_prompt(episode, style, steps=steps) for episode in episodes]
-    ids = tok.encode_prompts(tokenizer, texts)
-    for index, episode in enumerate(episodes):
-        elide = 0
-        while len(ids[index]) > max_tokens:
-            elide += 1
-            if elide > max(len(e.turns) for e in (episode, episode.peer) if e) - 2:
-                raise ValueError(
-                    f"episode {episode.task_id}: its first and last step alone exceed "
-                    f"hindsight.max_analysis_tokens={max_tokens}; raise it"
-                )
-            texts[index] = analysis_prompt(episode, style, elide, steps)
-            ids[index] = tok.encode_prompts(tokenizer, [texts[index]])[0]
-        counts["elided"] += elide > 0
-    return texts, ids
+def _fit(tokenizer, episodes, hindsight, style: str, counts: Counter) -> list[Fitted]:
+    steps = hindsight.step_skills * (hindsight.granularity != "episode")
+    prompts = fit_analyses(tokenizer, episodes, style, hindsight.max_analysis_tokens, steps)
+    counts["elided"] += sum(prompt.elided > 0 for prompt in prompts)
+    return prompts
 
 
 def require_skills(counts: Counter, memory: dict, limit: int) -> None:

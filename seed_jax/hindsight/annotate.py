@@ -23,7 +23,7 @@ from seed_jax import tokenizer as tok
 from seed_jax.evaluate import rate
 from seed_jax.hindsight.client import Answer, Client
 from seed_jax.hindsight.parsing import explain
-from seed_jax.hindsight.prompts import analysis_prompt
+from seed_jax.hindsight.prompts import Fitted
 from seed_jax.hindsight.records import skill_answer
 from seed_jax.types import Episode, SamplingParams, Skill
 
@@ -56,31 +56,6 @@ class Rules(NamedTuple):
     too_long: Callable[[Skill], bool] = lambda skill: False
 
 
-class Prompt(NamedTuple):
-    """text: what the writer reads about an episode; elided: steps left out of its middle."""
-
-    text: str
-    elided: int
-
-
-def fit(tokenizer, episode: Episode, style: str, max_tokens: int) -> Prompt:
-    """The analysis prompt of an episode in at most `max_tokens` tokens: first and last steps stay, as few as needed of
-    the middle go, and the text says how many. Raises ValueError if even two steps are too long."""
-    fits = lambda elide: len(tok.encode_prompts(tokenizer, [analysis_prompt(episode, style, elide)])[0]) <= max_tokens  # noqa: E731
-    if fits(0):
-        return Prompt(analysis_prompt(episode, style), 0)
-    low, high = 0, len(episode.turns) - 2  # too few, and the most that can go
-    if high < 1 or not fits(high):
-        raise ValueError(
-            f"episode of {episode.task_id}: its first and last step alone exceed "
-            f"hindsight.max_analysis_tokens={max_tokens}; raise it"
-        )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return Prompt(analysis_prompt(episode, style, high), high)
-
-
 def judge(answer: Answer, episode: Episode | None, rules: Rules) -> tuple[Skill | None, str]:
     """(skill, "") or (None, reason). episode: which one the answer is about, needed for leaks."""
     if answer.finish in ("filtered", "failed"):
@@ -104,7 +79,7 @@ def named_instances(skill: str, episode: Episode) -> list[str]:
 def annotate(
     records: Sequence[dict[str, Any]],
     episodes: Sequence[Episode],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Fitted],
     ask: Ask,
     *,
     rules: Rules,
@@ -148,7 +123,7 @@ def complaint(prompt: str, answer: str, reason: str) -> str:
     )
 
 
-def _line(record, prompt: Prompt, answer: Answer, skill: Skill | None, reason: str, spent: Counter) -> dict[str, Any]:
+def _line(record, prompt: Fitted, answer: Answer, skill: Skill | None, reason: str, spent: Counter) -> dict[str, Any]:
     return {
         **{name: record[name] for name in ("episode", "task", "family", "won")},
         "prompt": prompt.text,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from seed_jax import tokenizer as tok
 from seed_jax.types import Episode
@@ -137,6 +138,46 @@ def analysis_prompt(episode: Episode, style: str, elide: int = 0, steps: int = 0
             *told,
         ]
     )
+
+
+class Fitted(NamedTuple):
+    """An analysis prompt; elided: steps left out of the middle of the episode."""
+
+    text: str
+    ids: list[int]
+    elided: int
+
+
+def fit_analyses(tokenizer, episodes: Sequence[Episode], style: str, max_tokens: int, steps: int = 0) -> list[Fitted]:
+    """The analysis prompt of each episode in at most `max_tokens` tokens: first and last steps stay, as few as needed
+    of the middle go, and the text says how many. Raises ValueError if even two steps are too long."""
+    texts = [analysis_prompt(episode, style, steps=steps) for episode in episodes]
+    whole = map(Fitted, texts, tok.encode_prompts(tokenizer, texts), [0] * len(texts))
+    return [
+        prompt if len(prompt.ids) <= max_tokens else _elided(tokenizer, episode, style, max_tokens, steps)
+        for prompt, episode in zip(whole, episodes, strict=True)
+    ]
+
+
+def _elided(tokenizer, episode: Episode, style: str, max_tokens: int, steps: int) -> Fitted:
+    def without(elide: int) -> Fitted:
+        text = analysis_prompt(episode, style, elide, steps)
+        return Fitted(text, tok.encode_prompts(tokenizer, [text])[0], elide)
+
+    low, high = 0, max(len(e.turns) for e in (episode, episode.peer) if e) - 2  # too few, and the most that can go
+    best = without(high) if high > 0 else None
+    if best is None or len(best.ids) > max_tokens:
+        raise ValueError(
+            f"episode of {episode.task_id}: its first and last step alone exceed "
+            f"hindsight.max_analysis_tokens={max_tokens}; raise it"
+        )
+    while high - low > 1:
+        middle = without((low + high) // 2)
+        if len(middle.ids) <= max_tokens:
+            best, high = middle, middle.elided
+        else:
+            low = middle.elided
+    return best
 
 
 def _told(episode: Episode, style: str, elide: int) -> list[str]:

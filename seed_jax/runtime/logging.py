@@ -8,7 +8,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -81,7 +81,7 @@ def prepare_workdir(path: str | Path, config: ConfigDict, overwrite: bool = Fals
     if resuming:
         saved = read_config(stored)
         if overwrite:
-            _remove_own_files(workdir)
+            remove_files(workdir, OWN_FILES)
             resuming = False
         elif config_lib.config_hash(saved) != config_lib.config_hash(config):
             lines = "\n".join(f"  - {line}" for line in config_lib.diff(saved, config, config_lib.FREE_ON_RESUME))
@@ -104,8 +104,9 @@ def read_config(stored: Path, advice: str = "move it away or choose another --wo
     return saved
 
 
-def _remove_own_files(workdir: Path) -> None:
-    for name in OWN_FILES:
+def remove_files(workdir: Path, names: Sequence[str]) -> None:
+    """Removes files and whole directories of a run; names that do not exist are fine."""
+    for name in names:
         path = workdir / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -19,7 +19,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -101,13 +100,15 @@ def _number(variable: str) -> int | None:
     return int(text)
 
 
-def fail() -> None:
-    """Ends this process with the traceback of the error being handled, if there are others: on the usual way out JAX
-    would wait for them, and they for us."""
-    if many():
-        traceback.print_exc()
+def leave(code: int) -> int:
+    """The exit code of a process that failed. If there are others, it ends here: on the usual way out JAX would wait for
+    them, and they may wait for us."""
+    if jax.distributed.is_initialized() and many():
+        sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)
+        time.sleep(3 * _LOOK_EVERY_S * leads())  # the others read what happened from process 0
+        os._exit(code)
+    return code
 
 
 def many() -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from seed_jax.runtime.logging import (
     WorkdirError,
     jsonable,
     read_jsonl,
+    remove_files,
     write_whole,
 )
 from seed_jax.train.export import hub_id, token_ids
@@ -40,7 +40,7 @@ def prepare_workdir(workdir: Path, config, data: Mapping[str, Any], overwrite: b
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         if overwrite and (workdir / RUN_FILE).exists():
-            _remove_own_files(workdir)
+            remove_files(workdir, OWN_FILES)
         stored = json.loads((workdir / RUN_FILE).read_text()) if (workdir / RUN_FILE).exists() else None
         foreign = [name for name in (CONFIG_FILE, *OWN_FILES) if stored is None and (workdir / name).exists()]
         if foreign:
@@ -63,15 +63,6 @@ def prepare_workdir(workdir: Path, config, data: Mapping[str, Any], overwrite: b
 
 def _shapes(field: str) -> bool:
     return (field.startswith(_SHAPING) or field in _SHAPING_FIELDS) and field not in _FREE
-
-
-def _remove_own_files(workdir: Path) -> None:
-    for name in OWN_FILES:
-        path = workdir / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def export(run, params, step: int, name: str) -> None:

@@ -17,6 +17,7 @@ import pytest
 from seed_jax import tokenizer as tok
 from seed_jax.hindsight import annotate, records
 from seed_jax.hindsight.client import KEY_VARIABLE, Answer, Client
+from seed_jax.hindsight.prompts import analysis_prompt, fit_analyses
 from seed_jax.runtime.logging import append_jsonl, read_jsonl
 from tests import tiny
 from tests.hindsight.test_client import KEY, Service, answer
@@ -44,7 +45,7 @@ def episodes(count: int, steps: int = 2) -> list:
 def lines(made, ask, **changes) -> list[dict]:
     arguments = {"rules": annotate.Rules(3), "asks": 1, **changes}
     noted = [records.to_record(episode, number) for number, episode in enumerate(made)]
-    prompts = [annotate.fit(tiny.tokenizer(), episode, "compact", 400) for episode in made]
+    prompts = fit_analyses(tiny.tokenizer(), made, "compact", 400)
     return list(annotate.annotate(noted, made, prompts, ask, **arguments))
 
 
@@ -205,16 +206,16 @@ def test_skills_that_name_instances_can_be_rejected():
 
 def test_long_episodes_lose_as_little_of_their_middle_as_fits():
     episode = played(12)
-    texts = [annotate.analysis_prompt(episode, "compact", elide) for elide in range(11)]
+    texts = [analysis_prompt(episode, "compact", elide) for elide in range(11)]
     sizes = [len(ids) for ids in tok.encode_prompts(tiny.tokenizer(), texts)]
     for limit in (sizes[0], sizes[0] - 1, sizes[0] // 2):
-        prompt = annotate.fit(tiny.tokenizer(), episode, "compact", limit)
+        [prompt] = fit_analyses(tiny.tokenizer(), [episode], "compact", limit)
         assert prompt.elided == next(elide for elide, size in enumerate(sizes) if size <= limit)
         steps = [line for line in prompt.text.splitlines() if "=>" in line]
         assert steps[0].startswith(episode.turns[0].command) and steps[-1].startswith(episode.turns[-1].command)
         assert (f"({prompt.elided} steps left out)" in prompt.text) == (prompt.elided > 0)
     with pytest.raises(ValueError, match=r"hindsight\.max_analysis_tokens=10; raise it"):
-        annotate.fit(tiny.tokenizer(), episode, "compact", 10)
+        fit_analyses(tiny.tokenizer(), [episode], "compact", 10)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ def test_records_hold_all_that_the_analysis_reads(tmp_path):
     episode = played(3, "released", won=True)
     append_jsonl(tmp_path / "r.jsonl", records.to_record(episode, 0))
     (record,) = records.read_records(tmp_path / "r.jsonl")
-    assert annotate.analysis_prompt(records.to_episode(record), "released") == annotate.analysis_prompt(
+    assert analysis_prompt(records.to_episode(record), "released") == analysis_prompt(
         episode, "released"
     )
 

@@ -13,6 +13,7 @@ import pytest
 from configs.quickstart import ASSETS
 from seed_jax.hindsight.parsing import explain
 from seed_jax.runtime.logging import read_jsonl
+from tests.hindsight.test_client import Service, answer
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +67,47 @@ def test_from_rollouts_to_a_model(home):
         assert record["episodes"] == record["games"] == len(meta["val_tasks"]) == 6
         assert record["skills_written"] == meta["val"]["skill"]
     assert (home / "run" / "best" / "model.safetensors").exists() and (home / "run" / "last" / "README.md").exists()
+
+
+def test_a_served_policy_plays_and_another_service_writes(home):
+    """Both over HTTP: 24 episodes and a skill about each, and nothing is asked or written twice."""
+    out, reply = home / "served", "<think> look . </think> <action> look </action>"
+    skill = {"episode_summary": "the agent looked around", "episode_skill": "go to every shelf before you look again"}
+
+    def respond(body, _):
+        text = body["messages"][-1]["content"]
+        return 200, {}, answer(json.dumps(skill) if "write the skill" in text else reply)
+
+    with Service(respond) as service:
+        player = (f"--server={service.url}", "--served_model=player")
+        writer = ("--config.annotate.writer=openai", f"--config.hindsight.api_url={service.url}")
+        writer += ("--config.hindsight.api_model=writer",)
+        played = launch(home, "annotate", "--stage=rollouts", f"--out={out}", *player)
+        assert played.returncode == 0, played.stderr
+        written = launch(home, "annotate", "--stage=skills", f"--out={out}", *writer)
+        assert written.returncode == 0, written.stderr
+        asked = len(service.requests)
+        again = launch(home, "annotate", "--stage=skills", f"--out={out}", *writer)
+        assert again.returncode == 0 and len(service.requests) == asked
+    episodes, lines = (read_jsonl(out / name) for name in ("rollouts.jsonl", "skills.jsonl"))
+    assert len({episode["episode"] for episode in episodes}) == len(lines) == 24
+    assert {turn["command"] for episode in episodes for turn in episode["turns"]} == {"look"}
+    assert {line["skill"] for line in lines} == {skill["episode_skill"]}
+
+
+def test_the_policy_writes_about_its_own_episodes(home):
+    """The base model cannot write skills: every line says why there is none, and nothing is trained on that."""
+    out = home / "own"
+    assert launch(home, "annotate", "--stage=rollouts", f"--out={out}").returncode == 0
+    written = launch(home, "annotate", "--stage=skills", f"--out={out}", "--config.annotate.writer=policy")
+    assert written.returncode == 0, written.stderr
+    lines = read_jsonl(out / "skills.jsonl")
+    assert len(lines) == 24 and all(line["skill"] is None and line["reason"] for line in lines)
+    report = json.loads((out / "report_skills.json").read_text())
+    assert report["parsed"] == 0 and sum(report["rejected"].values()) == 24
+    assert launch(home, "annotate", "--stage=dataset", f"--out={out}").returncode == 0
+    refused = launch(home, "sft", f"--data={out}", f"--workdir={home / 'none'}")
+    assert refused.returncode == 2 and "was any skill usable?" in refused.stderr
 
 
 def test_bad_input_is_one_clear_line(home, tmp_path):

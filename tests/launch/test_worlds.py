@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from configs import search, webshop
-from configs.quickstart import ASSETS
 from envs.search import generate as encyclopedia
 from envs.search import serve
 from envs.search.retrieval import Bm25Retriever
@@ -24,15 +25,7 @@ from seed_jax.train.loop import train
 from tests import tiny
 from tests.hindsight.test_client import Service, answer
 from tests.launch.test_launch_evaluate import run as run_evaluation
-
-CONFIGS = {"webshop": webshop, "search": search}
-
-
-def config_of(name: str, **env):
-    config = CONFIGS[name].get_config()
-    config.model.init = str(ASSETS / "stage1")
-    config.env.update(env)
-    return config
+from tests.worlds import CONFIGS, config_of, small
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -71,25 +64,6 @@ def test_published_settings():
         assert (config.optim.lr, config.distill.coef, config.distill.beta) == (1e-6, 0.01, 5.0)
 
 
-def small(name: str):
-    """At the size of the shipped model."""
-    config = config_of(name, prompt="compact", max_steps=2, history=1, topk=1, block_chars=100)
-    config.iterations = 2
-    config.model.dtype, config.model.remat = "float32", "none"
-    config.old_logprobs = "sampler"
-    config.rollout.tasks, config.rollout.group, config.rollout.batch = 2, 2, 16
-    config.rollout.max_prompt_tokens, config.rollout.max_response_tokens, config.rollout.prompt_bucket = 300, 16, 300
-    config.hindsight.max_analysis_tokens, config.hindsight.max_skill_tokens = 300, 24
-    config.hindsight.min_coverage_iterations = 0
-    config.pack.row_tokens, config.pack.teacher_row_tokens = 360, 360
-    config.pack.scored_tokens_per_row, config.pack.max_turns_per_row = 48, 3
-    config.pack.rows_per_micro, config.pack.micros_per_mini = 8, 1
-    config.mesh.fsdp = -1
-    config.eval.games, config.eval.every, config.eval.temperatures = 4, 0, (0.0,)
-    config.log.diagnostics_episodes, config.log.tensorboard = 2, False
-    return config
-
-
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory):
     """What is compiled for one environment serves the other."""
@@ -99,7 +73,7 @@ def one_device(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_shipped_model_trains_two_iterations(name, one_device, tmp_path):
+def test_the_shipped_model_trains_two_iterations(name, one_device, tmp_path, monkeypatch):
     config = small(name)
     config_lib.check(config)
     with open_environment(config) as setup:
@@ -108,11 +82,25 @@ def test_the_shipped_model_trains_two_iterations(name, one_device, tmp_path):
         summary = train(config, setup, tmp_path)
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     measure = {"webshop": "score", "search": "sub_em"}[name]
+    _evaluate_checkpoint(config, name, tmp_path, monkeypatch)
     assert summary["iterations"] == 2 and [row["iteration"] for row in rows] == [1, 2]
     assert all(0 <= row[f"rollout/{measure}"] <= 1 and row["rollout/env_errors"] == 0 for row in rows)
     assert f"eval/{measure}" in rows[-1] and measure in summary["evaluations"][-1]["measures"]
     games = json.loads((tmp_path / "games.json").read_text())
     assert games["panel"]["count"] == 4 and set(games["train"]["games"]).isdisjoint(games["panel"]["games"])
+
+
+def _evaluate_checkpoint(config, name, workdir, monkeypatch):
+    """launch.evaluate on the run: the panel that training saw, and the same verdicts."""
+    monkeypatch.setattr(common, "prepare_process", lambda configs: None)  # this process is prepared for all tests
+    toy = f"from tests.worlds import small\n\nget_config = lambda: small({name!r})\n"
+    (workdir / "toy.py").write_text(toy)
+    assert run_evaluation(workdir, f"--checkpoint={workdir}", "--split=unseen") == 0
+    [result] = json.loads((workdir / "evaluation_unseen.json").read_text())["results"]
+    trained = read_jsonl(workdir / "evaluations.jsonl")[-1]
+    assert {key: result[key] for key in ("games", "success_rate", "measures")} == {
+        key: trained[key] for key in ("games", "success_rate", "measures")
+    }
 
 
 @pytest.mark.parametrize(
@@ -148,6 +136,25 @@ def test_search_over_http():
         server.shutdown()
     with pytest.raises(DataError, match="there is no retrieval server"), open_environment(config):
         pass
+
+
+@pytest.mark.slow
+def test_a_retriever_that_is_down_ends_the_run_in_one_line(tmp_path):
+    """The policy searches at every turn, and the searches fail."""
+    (tmp_path / "toy.py").write_text(
+        "from envs.base import EnvError\n"
+        "from envs.search import actions, domain, retrieval\n"
+        "from tests.worlds import small\n"
+        "domain.SearchDomain.parse = lambda self, text: actions.Action('search', 'where', True)\n"
+        "retrieval.Bm25Retriever.search = lambda self, queries, k: [EnvError('no answer')] * len(queries)\n"
+        "get_config = lambda: small('search')\n"
+    )
+    command = [sys.executable, "-m", "launch.train", f"--config={tmp_path / 'toy.py'}", f"--workdir={tmp_path / 'run'}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == common.EXIT_FAILED
+    assert "Traceback" not in ended.stderr
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ") and "more than 5%" in last and "Last error: no answer" in last
 
 
 def test_files_of_webshop(tmp_path):

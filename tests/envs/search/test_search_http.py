@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import threading
+import time
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +17,7 @@ import pytest
 from envs.base import EnvError
 from envs.search import serve
 from envs.search.http import HttpRetriever, ServerError
-from envs.search.retrieval import Bm25Retriever, CorpusError, DenseRetriever, Passage, passage_of
+from envs.search.retrieval import Bm25Retriever, CorpusError, DenseRetriever, Passage, passage_of, read_faiss
 
 PASSAGES = [Passage(str(n), f"Title {n}", f"text about word{n} and all") for n in range(20)]
 
@@ -135,20 +136,26 @@ def test_a_large_request_is_not_read(server):
 
 
 def test_waiting_requests_are_searched_together():
-    class Slow(Bm25Retriever):
-        gate = threading.Event()
+    """The first request is searched alone; the seven that come meanwhile are searched together."""
+    begun, gate = threading.Event(), threading.Event()
 
+    class Slow(Bm25Retriever):
         def search(self, queries, k):
-            self.gate.wait(5)
+            begun.set()
+            assert gate.wait(60)
             return super().search(queries, k)
 
     batcher = serve.Batcher(Slow(PASSAGES))
     with ThreadPoolExecutor(8) as threads:
-        jobs = [threads.submit(batcher.search, [f"word{n}", "all"], n % 3 + 1) for n in range(8)]
-        while batcher._waiting.qsize() < 7:
-            pass
-        Slow.gate.set()
-        results = [job.result(5) for job in jobs]
+        ask = lambda n: threads.submit(batcher.search, [f"word{n}", "all"], n % 3 + 1)  # noqa: E731
+        jobs = [ask(0)]
+        assert begun.wait(60)
+        jobs += [ask(n) for n in range(1, 8)]
+        deadline = time.monotonic() + 60
+        while batcher._waiting.qsize() < 7 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        gate.set()
+        results = [job.result(60) for job in jobs]
     assert batcher.searches == 2 and [len(all_) for _, all_ in results] == [n % 3 + 1 for n in range(8)]
     assert all(hits[0].passage.id == str(n) for n, (hits, _) in enumerate(results))
     batcher.close()
@@ -244,6 +251,33 @@ def test_dense_retrieval_is_exact():
         assert [hit.passage.id for hit in hits] == [str(n) for n in want] and abs(hits[0].score - 1) < 1e-5
     with pytest.raises(CorpusError, match="19 vectors, the corpus 20"):
         DenseRetriever(PASSAGES, encode, vectors=vectors[1:])
+
+
+def test_a_ready_index_of_faiss(tmp_path):
+    faiss = pytest.importorskip("faiss")
+    vectors = np.random.default_rng(1).normal(size=(20, 8)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    index, file = faiss.IndexFlatIP(8), str(tmp_path / "e5_Flat.index")
+    index.add(vectors)
+    faiss.write_index(index, file)
+
+    def encode(texts, is_query):
+        """Only queries may be encoded, and one passage to learn its size."""
+        assert is_query or len(texts) == 1
+        return np.stack([vectors[int(text) if is_query else 0] for text in texts])
+
+    retriever = DenseRetriever(PASSAGES, encode, index=read_faiss(file))
+    for place, hits in enumerate(retriever.search([str(n) for n in range(20)], 3)):
+        assert [int(hit.passage.id) for hit in hits] == list(np.argsort(-(vectors @ vectors[place]))[:3])
+    with pytest.raises(CorpusError, match="20 vectors, the corpus 19"):
+        DenseRetriever(PASSAGES[1:], encode, index=read_faiss(file))
+    with pytest.raises(CorpusError, match="vectors of 8 numbers, the encoder gives 4"):
+        DenseRetriever(PASSAGES, lambda texts, is_query: np.zeros((len(texts), 4)), index=read_faiss(file))
+    (tmp_path / "cut.index").write_bytes((tmp_path / "e5_Flat.index").read_bytes()[:40])
+    with pytest.raises(CorpusError, match="not an index that faiss can read"):
+        read_faiss(tmp_path / "cut.index")
+    with pytest.raises(CorpusError, match=r"none\.index does not exist.*hf download"):
+        read_faiss(tmp_path / "none.index")
 
 
 def test_forms_of_passages():

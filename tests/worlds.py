@@ -1,0 +1,34 @@
+"""Configs of WebShop and Search-QA, as published and at the size of the shipped model."""
+
+from __future__ import annotations
+
+from configs import search, webshop
+from configs.quickstart import ASSETS
+
+CONFIGS = {"webshop": webshop, "search": search}
+
+
+def config_of(name: str, **env):
+    config = CONFIGS[name].get_config()
+    config.model.init = str(ASSETS / "stage1")
+    config.env.update(env)
+    return config
+
+
+def small(name: str):
+    """At the size of the shipped model."""
+    config = config_of(name, prompt="compact", max_steps=2, history=1, topk=1, block_chars=100)
+    config.iterations = 2
+    config.model.dtype, config.model.remat = "float32", "none"
+    config.old_logprobs = "sampler"
+    config.rollout.tasks, config.rollout.group, config.rollout.batch = 2, 2, 16
+    config.rollout.max_prompt_tokens, config.rollout.max_response_tokens, config.rollout.prompt_bucket = 300, 16, 300
+    config.hindsight.max_analysis_tokens, config.hindsight.max_skill_tokens = 300, 24
+    config.hindsight.min_coverage_iterations = 0
+    config.pack.row_tokens, config.pack.teacher_row_tokens = 360, 360
+    config.pack.scored_tokens_per_row, config.pack.max_turns_per_row = 48, 3
+    config.pack.rows_per_micro, config.pack.micros_per_mini = 8, 1
+    config.mesh.fsdp = -1
+    config.eval.games, config.eval.every, config.eval.temperatures = 4, 0, (0.0,)
+    config.log.diagnostics_episodes, config.log.tensorboard = 2, False
+    return config
