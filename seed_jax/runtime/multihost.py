@@ -88,7 +88,7 @@ def start(
         raise HostError(f"the other hosts are not known ({error}); name coordinator and processes") from error
     # JAX has taken over SIGTERM; until the run handles it (runtime/signals.py) it shall end the process.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return jax.process_count() > 1
+    return many()
 
 
 def _number(variable: str) -> int | None:
@@ -101,9 +101,9 @@ def _number(variable: str) -> int | None:
 
 
 def leave(code: int) -> int:
-    """The exit code of a process that failed. If there are others, it ends here: on the usual way out JAX would wait for
-    them, and they may wait for us."""
-    if jax.distributed.is_initialized() and many():
+    """The exit code of a process that failed. If there are others, it ends here: on the usual way out JAX would wait
+    for them, and they may wait for us."""
+    if many():
         sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(3 * _LOOK_EVERY_S * leads())  # the others read what happened from process 0
@@ -113,7 +113,7 @@ def leave(code: int) -> int:
 
 def many() -> bool:
     """Whether there are other hosts."""
-    return jax.process_count() > 1
+    return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def leads() -> bool:
