@@ -224,8 +224,8 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
         batch = multihost.join_rows(local, run.mesh, *rows)
         counts.update(row_use(local))
         counts = multihost.sum_counters(counts)
-    records = _records(episodes, config.log.episodes_per_iteration)
-    played, episodes = map(multihost.gather_episodes, (played, episodes))
+    own, (played, episodes) = episodes, map(multihost.gather_episodes, (played, episodes))
+    records = _records(own, episodes[: config.log.episodes_per_iteration])
     run.stop_if_asked()  # the last moment to stop before memory and weights change
     if run.distills and episodes:
         require_skills(counts, memory, config.hindsight.min_coverage_iterations)
@@ -247,13 +247,12 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     return state, {**rollout_metrics(played, counts), **skill_metrics, **metrics}
 
 
-def _records(episodes: Sequence[Episode], limit: int) -> list[dict]:
-    """The first `limit` episodes of all hosts, as they are logged."""
-    mine = [episode_record(episode) for episode in episodes[:limit]]
-    if not multihost.many():
-        return mine
-    everyone = [record for part in multihost.gather_json(mine) for record in part]
-    return sorted(everyone, key=lambda record: record["index"])[:limit]
+def _records(own: Sequence[Episode], chosen: Sequence[Episode]) -> list[dict]:
+    """The `chosen` episodes of all hosts as they are logged; of its `own` each host knows all."""
+    numbers = {episode.index for episode in chosen}
+    records = [episode_record(episode) for episode in own if episode.index in numbers]
+    everyone = [record for part in multihost.gather_json(records) for record in part]
+    return sorted(everyone, key=lambda record: record["index"])
 
 
 def _evaluate(run: Run, iteration: int) -> list[dict]:
