@@ -22,7 +22,7 @@ from seed_jax.runtime.logging import read_jsonl
 from tests import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 8  # mesh.host_timeout_s
+TIMEOUT_S = 15  # mesh.host_timeout_s
 LIMIT_S = 240
 
 
@@ -128,7 +128,7 @@ def test_one_host_is_stopped_then_one_is_killed(home, two_processes, tmp_path):
         killed = time.monotonic()
         message = finish(hosts[0], multihost.EXIT_LOST_HOST, 60)
         assert time.monotonic() - killed < TIMEOUT_S + 15
-    assert "nothing was heard of process 1 for 8 s" in message and "resumes" in message
+    assert f"nothing was heard of process 1 for {TIMEOUT_S} s" in message and "resumes" in message
     with two_hosts(home, tmp_path) as hosts:
         outputs = [finish(host) for host in hosts]
     assert "resuming after iteration" in outputs[0]
