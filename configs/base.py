@@ -50,6 +50,7 @@ def _mesh() -> ConfigDict:
     mesh = ConfigDict()
     mesh.fsdp = -1  # devices that split the batch and the weights; -1 = all that `tensor` leaves
     mesh.tensor = 1  # devices that split heads and ffn of every layer; -1 = all that `fsdp` leaves
+    mesh.host_timeout_s = 100.0  # many hosts: seconds without a sign of life from one, then all others end
     return mesh
 
 
@@ -92,7 +93,8 @@ def _rollout() -> ConfigDict:
     rollout.temperature = 1.0  # sampling temperature of training episodes
     rollout.max_response_tokens = 512  # tokens of a response, end token included
     rollout.max_prompt_tokens = 2048  # tokens of a prompt; a longer one loses its oldest turns and is counted
-    rollout.batch = 64  # requests decoded together; each takes cache for the longest prompt and response
+    # of all hosts together; each takes cache for the longest prompt and response
+    rollout.batch = 64  # requests decoded together
     rollout.analysis_batch = 8  # the same for requests of the analyzer, whose slots are longer
     rollout.prompt_bucket = 32  # prompt lengths are padded up to a multiple of this many tokens, to compile rarely
     # "off" | "mask" = groups of equal rewards are left out of the loss | "dynamic" = and replaced by new ones
@@ -244,6 +246,8 @@ def _optim() -> ConfigDict:
     optim.weight_decay = 0.01  # decoupled decay, times the learning rate
     optim.grad_clip = 1.0  # largest global norm of a gradient
     optim.warmup_steps = 0  # optimizer steps from zero to the full learning rate
+    # A step whose gradient is not finite is skipped and counted, and its batch kept for launch.replay.
+    optim.max_skipped = 8  # stop with an error after so many skipped steps in a row; 0 = never
     return optim
 
 
@@ -273,6 +277,8 @@ def _checkpoint() -> ConfigDict:
     checkpoint = ConfigDict()
     checkpoint.every = 5  # iterations between checkpoints; the last iteration is always saved
     checkpoint.keep = 3  # newest checkpoints that stay on disk
+    checkpoint.dir = ""  # where they are: a directory, or a URL such as gs://bucket/run; "" = in the workdir
+    checkpoint.grace_s = 300.0  # seconds from a SIGTERM to the end of the process, saved or not; 0 = no limit
     return checkpoint
 
 
@@ -282,6 +288,7 @@ def _log() -> ConfigDict:
     log.tensorboard = True  # write TensorBoard files beside metrics.jsonl
     log.grad_norms_every = 0  # iterations between separate gradient norms of RL and distillation; 0 = never
     log.diagnostics_episodes = 96  # episodes behind the closing skill table; 0 = no table
+    log.profile_iteration = 0  # iteration, counted from 1, that jax.profiler traces into profile/; 0 = none
     return log
 
 

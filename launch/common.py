@@ -21,16 +21,18 @@ from seed_jax.hindsight.client import ClientError
 from seed_jax.hindsight.library import SkillError
 from seed_jax.hindsight.sources import load_library
 from seed_jax.models import hf
+from seed_jax.runtime import multihost
 from seed_jax.runtime.checkpoint import CheckpointError
 from seed_jax.runtime.host import keep_freed_memory, use_every_core
 from seed_jax.runtime.logging import WorkdirError, prepare_workdir
 from seed_jax.sampler.engine import Sampler, sampler_of
+from seed_jax.train.dumps import NotFinite
 from seed_jax.train.loop import train
 
 # What a config or a user's files can cause: told in one line, without a traceback.
-INPUT_ERRORS = (config_lib.ConfigError, DataError, SkillError, ClientError, WorkdirError)
+INPUT_ERRORS = (config_lib.ConfigError, DataError, SkillError, ClientError, WorkdirError, multihost.HostError)
 # What can end a run on its way, likewise in one line; the same command resumes from the last checkpoint.
-RUN_ERRORS = (PanelError, RetrievalDown)
+RUN_ERRORS = (PanelError, RetrievalDown, NotFinite)
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -70,7 +72,8 @@ def open_model(config) -> tuple[Sampler, Any]:
 
 def run(config, workdir: Path, *, overwrite: bool = False) -> dict:
     """Trains in a workdir, or resumes what it holds; returns the summary."""
-    resuming = prepare_workdir(workdir, config, overwrite)
+    multihost.require_same("the config", config_lib.config_hash(config))
+    resuming = multihost.from_first(lambda: prepare_workdir(workdir, config, overwrite))
     with open_environment(config) as setup:
         record_games(config, setup, workdir)
         return train(config, setup, workdir, resuming=resuming)

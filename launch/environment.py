@@ -17,6 +17,7 @@ from envs.alfworld.generate import make_tasks
 from envs.pool import make_pool
 from launch import worlds
 from seed_jax.rollout import World
+from seed_jax.runtime import multihost
 from seed_jax.runtime.host import usable_cores
 from seed_jax.runtime.logging import GAMES_FILE, write_whole
 from seed_jax.train.loop import Setup
@@ -149,6 +150,11 @@ def record_games(config, setup: Setup, workdir: Path) -> None:
         "train": manifest.of_games(setup.train_tasks),
         "panel": {"split": config.eval.split, **manifest.of_games(setup.panel)},
     }
+    multihost.require_same("the set of games", {part: now[part]["sha256"] for part in ("train", "panel")})
+    multihost.from_first(lambda: _write_or_compare(config, now, workdir))
+
+
+def _write_or_compare(config, now: dict, workdir: Path) -> None:
     recorded = recorded_games(workdir)
     if recorded is None:
         write_whole(workdir / GAMES_FILE, json.dumps(now, indent=1) + "\n")

@@ -23,6 +23,7 @@ FREE_ON_RESUME = (
     "eval.every",
     "checkpoint.",
     "log.",
+    "optim.max_skipped",
     "mesh.",
     "env.workers",
     "env.step_timeout_s",

@@ -113,6 +113,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "hindsight.min_coverage_iterations": 0,
     "hindsight.api_workers": 1,
     "optim.warmup_steps": 0,
+    "optim.max_skipped": 0,
     "pack.row_tokens": 1,
     "pack.teacher_row_tokens": 1,
     "pack.max_turns_per_row": 1,
@@ -127,6 +128,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "log.episodes_per_iteration": 0,
     "log.grad_norms_every": 0,
     "log.diagnostics_episodes": 0,
+    "log.profile_iteration": 0,
     "annotate.tasks": 1,
     "annotate.rollouts": 1,
     "annotate.max_tokens": 1,
@@ -144,6 +146,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
 
 # Real numbers: must be > 0, >= 0, in [0, 1), or in (0, 1].
 POSITIVE = (
+    "mesh.host_timeout_s",
     "env.step_timeout_s",
     "rollout.temperature",
     "hindsight.api_timeout_s",
@@ -156,6 +159,7 @@ POSITIVE = (
     "sft.grad_clip",
 )
 NOT_NEGATIVE = (
+    "checkpoint.grace_s",
     "adv.std_floor",
     "adv.penalty",
     "adv.step_weight",
@@ -202,7 +206,13 @@ SWITCHES = (
     "hindsight.teach_readers",
     "log.tensorboard",
 )
-TEXTS = ("env.retriever_url", "hindsight.library", "hindsight.api_url", "hindsight.api_model")  # may be empty
+TEXTS = (  # may be empty
+    "env.retriever_url",
+    "hindsight.library",
+    "hindsight.api_url",
+    "hindsight.api_model",
+    "checkpoint.dir",
+)
 OTHER = (
     "mesh.fsdp",
     "mesh.tensor",

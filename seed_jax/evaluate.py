@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from seed_jax.rollout import World, play
+from seed_jax.runtime import multihost
 from seed_jax.types import Episode, SamplingParams
 
 # Streams of evaluation keys, apart from training (small numbers) and analysis; repeats are a stride apart.
@@ -42,26 +43,31 @@ def evaluate(
 
     skills: the `Skills` that every episode is played with; None = without. The keys depend on `seed`, the repeat, the
     game's place in the panel and the turn only: the same weights always give the same result. Episodes come repeat by
-    repeat, in the panel's order.
+    repeat, in the panel's order. Of many hosts each plays a part of the panel, and all get the whole summary.
     """
     counts: Counter = Counter()
-    episodes = []
+    episodes: list[Episode] = []
+    mine = multihost.share(len(tasks))
     for repeat in range(repeats):
-        episodes += play(
-            sampler,
-            tokenizer,
-            world,
-            tasks,
-            group=1,
-            params=SamplingParams(max_tokens, temperature),
-            stream=EVAL_STREAM + repeat * REPEAT_STRIDE,
-            max_prompt_tokens=max_prompt_tokens,
-            seed=seed,
-            counts=counts,
-            skills=skills,
-            share=0.0 if skills is None else 1.0,
-            on_turn=on_turn,
-        )
+        with multihost.together():
+            played = play(
+                sampler,
+                tokenizer,
+                world,
+                tasks[mine],
+                group=1,
+                first=mine.start,
+                params=SamplingParams(max_tokens, temperature),
+                stream=EVAL_STREAM + repeat * REPEAT_STRIDE,
+                max_prompt_tokens=max_prompt_tokens,
+                seed=seed,
+                counts=counts,
+                skills=skills,
+                share=0.0 if skills is None else 1.0,
+                on_turn=on_turn,
+            )
+        episodes += multihost.gather_episodes(played)
+    counts = multihost.sum_counters(counts)
     lost = [episode for episode in episodes if episode.error]
     if lost:
         raise PanelError(f"{len(lost)} of {len(episodes)} panel games failed, first {lost[0].task_id}: {lost[0].error}")

@@ -89,6 +89,7 @@ def play(
     params: SamplingParams,
     stream: int,
     max_prompt_tokens: int,
+    first: int = 0,
     seed: int | None = None,
     counts: Counter | None = None,
     skills: Any = None,
@@ -98,6 +99,8 @@ def play(
 ) -> list[Episode]:
     """Plays every task `group` times. Episode i belongs to task i // group and is sampled with the keys (stream, i,
     turn), so it does not depend on when the environments answer.
+
+    first: number of the first of these tasks among those of all hosts; i counts the episodes of all hosts.
 
     skills: the run's `Skills`, with which `share` of every group's episodes are played; each episode's skill is found
     once and stays in `given`. An episode whose environment fails for good carries `error` and no further turns.
@@ -111,7 +114,7 @@ def play(
     slots = [task for task in tasks for _ in range(group)]
     episodes = [
         Episode(task_id=task.id, family=task.family, goal=task.goal, group=index // group, index=index)
-        for index, task in enumerate(slots)
+        for index, task in enumerate(slots, start=first * group)
     ]
     if share:
         for episode in episodes:
@@ -124,14 +127,14 @@ def play(
         while answers.owed or asked:
             arrived = []
             for index, observation in answers.poll(wait=not sampler.pending):
-                if _arrive(episodes[index], observation, current, counts, world.max_steps):
+                if _arrive(index, episodes[index], observation, current, counts, world.max_steps):
                     arrived.append(index)
                 elif analysis is not None:
                     analysis.ask(episodes[index])
             prompts, ids = _prompts(tokenizer, world, episodes, current, arrived, max_prompt_tokens, counts)
             _insert_given(skills, [episodes[index] for index in arrived], prompts, ids, max_prompt_tokens, counts)
             for index, prompt, prompt_ids in zip(arrived, prompts, ids, strict=True):
-                key = sampler.key((stream, index, len(episodes[index].turns)), seed)
+                key = sampler.key((stream, episodes[index].index, len(episodes[index].turns)), seed)
                 asked[sampler.submit(prompt_ids, params, key)] = (index, prompt, prompt_ids)
             furthest = max((len(episodes[index].turns) for index in current), default=-1)
             if furthest > reached:
@@ -156,9 +159,9 @@ def play(
     return episodes
 
 
-def _arrive(episode: Episode, observation, current: dict, counts: Counter, max_steps: int) -> bool:
+def _arrive(place: int, episode: Episode, observation, current: dict, counts: Counter, max_steps: int) -> bool:
     """Takes in what the environment answered; returns whether the episode goes on. If not it is over, or lost."""
-    current.pop(episode.index, None)
+    current.pop(place, None)
     if isinstance(observation, Exception):
         episode.error = str(observation)
         counts["env_errors"] += 1
@@ -171,7 +174,7 @@ def _arrive(episode: Episode, observation, current: dict, counts: Counter, max_s
     episode.measures = dict(observation.measures)
     if observation.done or len(episode.turns) == max_steps:
         return False
-    current[episode.index] = observation
+    current[place] = observation
     return True
 
 

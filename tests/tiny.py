@@ -22,7 +22,7 @@ from seed_jax import sharding
 from seed_jax import tokenizer as tok
 from seed_jax.models import hf
 from seed_jax.models.spec import ModelSpec, init_params
-from seed_jax.runtime.logging import prepare_workdir, read_jsonl
+from seed_jax.runtime.logging import is_measured, prepare_workdir, read_jsonl
 from seed_jax.train.packing import Sample, Shape
 from seed_jax.train.sft import train_sft
 from seed_jax.train.state import init_state, make_optimizer
@@ -194,8 +194,7 @@ def outcome(workdir: Path, iteration: int) -> dict:
 
     `checksums` covers weights, moments and counters of the checkpoint of the last iteration.
     """
-    timing = ("time/", "rollout/occupancy", "rollout/tokens_per_s", "rollout/env_wait_s")
-    without_time = lambda record: {k: v for k, v in record.items() if not k.startswith(timing)}  # noqa: E731
+    without_time = lambda record: {k: v for k, v in record.items() if not is_measured(k)}  # noqa: E731
     meta = json.loads((workdir / "checkpoints" / str(iteration) / "meta" / "metadata").read_text())
     return {
         "weights": (workdir / "export" / "model.safetensors").read_bytes(),

@@ -302,7 +302,7 @@ def _tensors(params: dict[str, Any], spec: ModelSpec) -> dict[str, tuple[Weight,
     def add(weight: Weight, leaf: Any) -> None:
         if leaf.shape != weight.shape:
             raise ValueError(f"parameter {weight.hf_name} has shape {leaf.shape}; the spec asks for {weight.shape}")
-        pairs.append((weight, jnp.asarray(leaf)))
+        pairs.append((weight, leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)))
 
     spec_lib.map_weights(add, spec, params)
     tensors = {weight.hf_name: (weight, leaf, None) for weight, leaf in pairs if not weight.stacked}
@@ -319,7 +319,8 @@ def _write_weights(
     def value(name: str) -> np.ndarray:
         weight, leaf, layer = tensors[name]
         # Cast on the host: XLA on a CPU rounds the smallest (subnormal) numbers to zero.
-        ours = np.asarray(leaf if layer is None else _layer(leaf, layer)).astype(dtype, copy=False)
+        part = leaf if layer is None else leaf[layer] if isinstance(leaf, np.ndarray) else _layer(leaf, layer)
+        ours = np.asarray(part).astype(dtype, copy=False)
         return np.ascontiguousarray(weight.to_hf(ours))
 
     sizes = {name: math.prod(weight.hf_shape) * dtype.itemsize for name, (weight, _, _) in tensors.items()}

@@ -14,8 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
+
+from seed_jax.runtime import multihost
+from seed_jax.runtime.logging import write_whole
 
 _log = logging.getLogger(__name__)
+ELSEWHERE_FILE = "elsewhere.txt"  # in a checkpoint directory: the path or URL where its checkpoints are
 _CHECKSUMS = "leaf_checksums"  # key in the saved JSON beside the caller's meta
 
 
@@ -37,9 +42,15 @@ class Checkpointer:
     without an error, and a run would go on from weights that nobody trained.
     """
 
-    def __init__(self, directory: str | Path, keep: int = 3, *, read_only: bool = False):
-        """keep: how many of the newest checkpoints stay on disk; read_only: nothing is created, saved or deleted."""
-        self._directory = Path(directory).absolute()
+    def __init__(self, directory: str | Path, keep: int = 3, *, elsewhere: str = "", read_only: bool = False):
+        """keep: how many of the newest checkpoints stay on disk; read_only: nothing is created, saved or deleted.
+
+        elsewhere: where the checkpoints really are, a path or a URL such as gs://bucket/run; `directory` then holds a
+            file that says so, and whoever opens it later need not know. URLs go through etils.epath and Orbax; they are
+            not tested here, where there is no such service.
+        On many hosts all of them save and restore together, in a directory that all of them see.
+        """
+        self._directory = _followed(Path(directory).absolute(), elsewhere)
         if read_only and not self._directory.is_dir():
             raise FileNotFoundError(f"checkpoint directory {self._directory} does not exist")
         # For a read-only directory Orbax resets the last two itself, each with a warning.
@@ -68,7 +79,7 @@ class Checkpointer:
         """
         self._manager.wait_until_finished()
         failures: dict[int, str] = {}
-        for step in reversed(self.steps()):
+        for step in reversed(multihost.from_first(self.steps)):
             try:
                 with _no_reports_from_abandoned_reads():
                     tree, meta = self._restore(step, abstract_tree)
@@ -118,18 +129,31 @@ class Checkpointer:
         self.close()
 
     def _restore(self, step: int, abstract_tree: Any, part: bool = False) -> tuple[Any, dict[str, Any]]:
-        # The small JSON first: a checkpoint without it is not worth reading gigabytes.
-        content = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
-        state = ocp.args.StandardRestore(abstract_tree)
-        if part:
-            _check_entries(abstract_tree, content[_CHECKSUMS])
-            each = ocp.checkpoint_utils.construct_restore_args(abstract_tree)
-            state = ocp.args.PyTreeRestore(abstract_tree, restore_args=each, partial_restore=True)
-        tree = self._manager.restore(step, args=ocp.args.Composite(state=state)).state
+        with _read_by_all(step):
+            # The small JSON first: a checkpoint without it is not worth reading gigabytes.
+            content = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+        with _read_by_all(step):
+            state = ocp.args.StandardRestore(abstract_tree)
+            if part:
+                _check_entries(abstract_tree, content[_CHECKSUMS])
+                each = ocp.checkpoint_utils.construct_restore_args(abstract_tree)
+                state = ocp.args.PyTreeRestore(abstract_tree, restore_args=each, partial_restore=True)
+            tree = self._manager.restore(step, args=ocp.args.Composite(state=state)).state
         changed = [path for path, checksum in _leaf_checksums(tree).items() if content[_CHECKSUMS][path] != checksum]
         if changed:
             raise ValueError(f"the stored values of {', '.join(changed[:3])} are damaged (checksum differs)")
         return tree, content["meta"]
+
+
+def _followed(directory: Path, elsewhere: str) -> epath.Path:
+    pointer = directory / ELSEWHERE_FILE
+    if not elsewhere:
+        return epath.Path(pointer.read_text().strip() if pointer.is_file() else directory)
+    if multihost.leads():
+        directory.mkdir(parents=True, exist_ok=True)
+        write_whole(pointer, f"{elsewhere}\n")
+    place = epath.Path(elsewhere)
+    return place if "://" in elsewhere else place.absolute()
 
 
 def _check_entries(part: dict[str, Any], saved: dict[str, int]) -> None:
@@ -158,6 +182,21 @@ def _bit_sums(tree: Any) -> Any:
         return jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32).sum(dtype=jnp.uint32)
 
     return jax.tree.map(bit_sum, tree)
+
+
+@contextlib.contextmanager
+def _read_by_all(step: int) -> Iterator[None]:
+    """Many hosts read a checkpoint or none does: what one of them cannot read is an error on all."""
+    failure = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    failed = multihost.agree_any(failure is not None)
+    if failure is not None:
+        raise failure
+    if failed:
+        raise ValueError(f"another host cannot read step {step}")
 
 
 @contextlib.contextmanager

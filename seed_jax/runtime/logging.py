@@ -32,9 +32,27 @@ OWN_FILES = (
     GAMES_FILE,
     "checkpoints",
     "export",
+    "dumps",
+    "profile",
     "tensorboard",
     CONFIG_FILE,
 )
+# Metrics, by the start of their names, that depend on the machine and the moment, not on the run alone.
+_MEASURED = (
+    "time/",
+    "compile/",
+    "hbm/",
+    "rollout/occupancy",
+    "rollout/tokens_per_s",
+    "rollout/env_wait_s",
+    "update/tokens_per_s",
+    "update/mfu",
+)
+
+
+def is_measured(metric: str) -> bool:
+    """Whether two equal runs may differ in this metric."""
+    return metric.startswith(_MEASURED)
 
 
 class WorkdirError(RuntimeError):
@@ -164,9 +182,10 @@ def _lines_and_records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 class MetricsWriter:
     """Appends one JSON object an iteration to metrics.jsonl and the same numbers to TensorBoard."""
 
-    def __init__(self, workdir: str | Path, tensorboard: bool = True):
+    def __init__(self, workdir: str | Path, tensorboard: bool = True, enabled: bool = True):
+        """enabled: only on the process that writes."""
         self._workdir = Path(workdir)
-        self._wants_tensorboard = tensorboard
+        self._wants_tensorboard, self._enabled = tensorboard, enabled
         self._purge_step: int | None = None
         self._board: Any = None
 
@@ -181,6 +200,8 @@ class MetricsWriter:
 
     def write(self, iteration: int, metrics: Mapping[str, Any]) -> None:
         """metrics: names "phase/quantity" to numbers (or texts, which TensorBoard does not get)."""
+        if not self._enabled:
+            return
         record = jsonable({"iteration": iteration, **metrics})
         append_jsonl(self._workdir / METRICS_FILE, record)
         if self._wants_tensorboard:
@@ -206,19 +227,26 @@ class MetricsWriter:
 class EpisodeWriter:
     """Appends episodes, one JSON object a line."""
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    def __init__(self, path: str | Path, enabled: bool = True):
+        self.path, self._enabled = Path(path), enabled
 
     def write(self, iteration: int, record: Mapping[str, Any]) -> None:
-        append_jsonl(self.path, {"iteration": iteration, **record})
+        if self._enabled:
+            append_jsonl(self.path, {"iteration": iteration, **record})
 
 
 class PhaseTimer:
-    """Adds up wall-clock seconds by phase. JAX computes asynchronously: block on results inside the phase."""
+    """Adds up wall-clock seconds by phase. JAX computes asynchronously: block on results inside the phase.
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self._clock = clock
+    memory: tells how much is in use (None: unknown); `memory_by_phase` keeps what it said when each phase last ended.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, memory: Callable[[], float | None] = lambda: None
+    ):
+        self._clock, self._memory = clock, memory
         self._current: dict[str, float] = {}
+        self.memory_by_phase: dict[str, float] = {}
         self.totals: dict[str, float] = {}  # seconds by phase over the whole process
 
     @contextlib.contextmanager
@@ -230,6 +258,12 @@ class PhaseTimer:
             seconds = self._clock() - start
             self._current[phase] = self._current.get(phase, 0.0) + seconds
             self.totals[phase] = self.totals.get(phase, 0.0) + seconds
+            if (used := self._memory()) is not None:
+                self.memory_by_phase[phase] = used
+
+    def seconds(self, phase: str) -> float:
+        """Of one phase since the last `collect`."""
+        return self._current.get(phase, 0.0)
 
     def collect(self) -> dict[str, float]:
         """Metrics "time/<phase>_s" since the last call."""

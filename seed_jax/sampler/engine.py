@@ -96,7 +96,7 @@ class Sampler:
     """Decodes requests with the current weights.
 
     eos_id: the token, or tokens, that end a reply
-    batch: slots, over all replicas; prompt_bucket: prompts are padded to multiples of this many tokens
+    batch: slots, over all replicas of all hosts; prompt_bucket: prompts are padded to multiples of this many tokens
     mesh: each of its rows that belongs to this host holds a replica of the model, which decodes on its own
     rooms: slots by size, see rooms.py; a request that fits none is refused. None: rooms are made as requests need them
     text: decodes token ids, for stop texts; dtype: of weights and cache (default: that of the parameters)
@@ -151,8 +151,13 @@ class Sampler:
     def plan(self) -> str:
         """The rooms and their memory, as text. Raises ValueError if they do not fit a device (where that is known)."""
         dtype = jnp.float32 if self.dtype is None else self.dtype
-        check_plan(self.rooms or (), self.spec, dtype, self.meshes)
-        return plan_text(self.rooms or (), self.spec, dtype, len(self.meshes))
+        here = [room._replace(slots=self._slots(room) * len(self.meshes)) for room in self.rooms or ()]
+        check_plan(here, self.spec, dtype, self.meshes)
+        return plan_text(here, self.spec, dtype, len(self.meshes))
+
+    def _slots(self, room: Room) -> int:
+        """Slots of a room on each replica: the same for any number of hosts, and so are the compiled programs."""
+        return -(-room.slots // self.mesh.shape["fsdp"])
 
     def key(self, path: Sequence[int], seed: int | None = None) -> np.ndarray:
         """The random key of the request (stream, episode, turn) under `seed` (default: the sampler's)."""
@@ -252,7 +257,7 @@ class Sampler:
                 self._prefill(bank, requests)
 
     def _open(self, room: Room) -> list[_Bank]:
-        share = room._replace(slots=-(-room.slots // len(self.meshes)))
+        share = room._replace(slots=self._slots(room))
         dtype = self.weights[0]["embed"].dtype
         self._banks[room] = [
             _Bank(share, programs_lib.empty_cache_program(self.spec, mesh, share.slots, room.columns, dtype)(), replica)

@@ -20,7 +20,7 @@ _SMALLEST = 64  # columns of the smallest room that is made on demand
 
 
 class Room(NamedTuple):
-    """slots: over all replicas of a host; prompt_tokens, reply_tokens: the most that a request may have; columns: of
+    """slots: over all replicas of all hosts; prompt_tokens, reply_tokens: the most that a request may have; columns: of
     each slot's cache."""
 
     name: str

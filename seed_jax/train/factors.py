@@ -113,8 +113,11 @@ def _generation(config) -> str:
     return "group" if config.hindsight.source == "group_reflection" else "episode"
 
 
-def numbers(config, update: int = 1, handoff: Mapping[str, float] | None = None) -> dict[str, jax.Array]:
-    """The run-time numbers of update `update` (counted from 1), float32 scalars. `handoff`: see schedules.watch_gap."""
+def numbers(
+    config, update: int = 1, handoff: Mapping[str, float] | None = None, skipped: float = 0.0
+) -> dict[str, jax.Array]:
+    """The run-time numbers of update `update` (counted from 1), float32 scalars. `handoff`: see schedules.watch_gap;
+    skipped: optimizer steps without a finite gradient, in a row, right before."""
     loss, optim, adv, teach = config.loss, config.optim, config.adv, config.distill
     span = dict(start=teach.schedule_start, stop=teach.schedule_stop, end=teach.schedule_end)
     strength = schedules.strength(teach.schedule, update, **span, handoff=handoff)
@@ -122,6 +125,7 @@ def numbers(config, update: int = 1, handoff: Mapping[str, float] | None = None)
     values = {
         "lr": optim.lr,
         "warmup_steps": optim.warmup_steps,
+        "skipped_before": skipped,
         "rl": loss.rl_coef,
         "kl": loss.kl_coef,
         "entropy": loss.entropy_coef,

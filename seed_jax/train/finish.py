@@ -14,7 +14,9 @@ from seed_jax import sharding
 from seed_jax.diagnostics import format_table, skill_table
 from seed_jax.hindsight.analyzer import analyze
 from seed_jax.rollout import play
+from seed_jax.runtime import multihost
 from seed_jax.runtime.logging import EVALUATIONS_FILE, METRICS_FILE, SUMMARY_FILE, jsonable, read_jsonl, write_whole
+from seed_jax.sampler import weights
 from seed_jax.train.export import write_policy
 from seed_jax.train.metrics import conditions
 from seed_jax.train.packing import Shape
@@ -25,24 +27,34 @@ DIAGNOSTICS_STREAM = (1 << 29) + 1
 
 
 def finish(run, state: TrainState) -> dict:
-    """Writes export/ and summary.json of a run that has reached its last iteration; returns the summary."""
+    """Writes export/ and summary.json of a run that has reached its last iteration; returns the summary.
+
+    Of many hosts the first one does it; the others only hand over their part of the weights.
+    """
     with run.timer("export"):
         export(run, state)
     table = None
     if run.distills and run.config.log.diagnostics_episodes:
-        with run.timer("diagnostics"):
+        with run.timer("diagnostics"), multihost.together():
             table = skill_diagnostics(run, state)
-    summary = summarize(run, table)
-    write_whole(run.workdir / SUMMARY_FILE, json.dumps(jsonable(summary), indent=2) + "\n")
-    run.progress.message(closing_text(run, summary))
-    return summary
+
+    def write() -> dict:
+        summary = jsonable(summarize(run, table))
+        write_whole(run.workdir / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+        run.progress.message(closing_text(run, summary))
+        return summary
+
+    return multihost.from_first(write)
 
 
 def export(run, state: TrainState) -> None:
     """The policy in Hugging Face form: float32 safetensors, config, tokenizer, generation config, model card."""
+    params = multihost.on_first_host(state.params) if multihost.many() else state.params
+    if not run.leads:
+        return
     evaluations = read_jsonl(run.workdir / EVALUATIONS_FILE)
     write_policy(
-        state.params,
+        params,
         run.spec,
         run.workdir / "export",
         config=run.config,
@@ -55,9 +67,15 @@ def export(run, state: TrainState) -> None:
 def skill_diagnostics(run, state: TrainState) -> dict:
     """The skill table of the final weights on panel games at temperature 1, as the policy plays them without skills.
 
-    Its column "self" is about the skills of the run's own source, whatever that is.
+    Its column "self" is about the skills of the run's own source, whatever that is. Of many hosts only the first one
+    plays, and scores on its own devices; {} elsewhere.
     """
     config, world = run.config, run.setup.world
+    params = sharding.reshard(state.params, run.spec, run.mesh, "decode", jnp.dtype(config.model.dtype))
+    if multihost.many():
+        if not run.leads:
+            return {}
+        params = weights.local_view(params, weights.local_meshes(run.mesh))[0]
     tasks = list(run.setup.panel)[: config.log.diagnostics_episodes]
     episodes = play(
         run.sampler,
@@ -77,7 +95,7 @@ def skill_diagnostics(run, state: TrainState) -> dict:
     true_skills = [world.domain.true_skill(task) for task in tasks]
     shape = Shape(run.shape.teacher_row_tokens, run.shape.scored_tokens, run.shape.turns)
     return skill_table(
-        sharding.reshard(state.params, run.spec, run.mesh, "decode", jnp.dtype(config.model.dtype)),
+        params,
         run.spec,
         run.tokenizer,
         episodes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
+from seed_jax.runtime import multihost
 from seed_jax.types import Episode
 
 
@@ -15,7 +16,8 @@ def gather(
 
     With rollout.group_filter = "dynamic" (arXiv 2503.14476, section 3.2) rounds are played until rollout.tasks groups
     have episodes of different reward, rollout.max_rounds at most; the other groups, and any beyond the number, are left
-    out. Counts: rounds, groups_left_out.
+    out. Of many hosts each has the episodes of its own groups; all of them count the same. Counts: rounds,
+    groups_left_out (of this host).
     """
     if rollout.group_filter != "dynamic":
         episodes = play_round(round_number(iteration, rollout))
@@ -24,16 +26,15 @@ def gather(
     kept: list[int] = []
     for number in range(rollout.max_rounds):
         episodes = play_round(round_number(iteration, rollout) + number)
-        first_group, first_index = number * rollout.tasks, len(played)
         for episode in episodes:
-            episode.group += first_group
-            episode.index += first_index
+            episode.group += number * rollout.tasks
+            episode.index += number * rollout.tasks * rollout.group
         played += episodes
-        kept += mixed_groups(episodes)
-        counts["rounds"] += 1
+        kept += sorted(group for part in multihost.gather_json(mixed_groups(episodes)) for group in part)
         if len(kept) >= rollout.tasks:
             break
     chosen = set(kept[: rollout.tasks])
+    counts["rounds"] += multihost.leads() * (number + 1)  # once in the sum over hosts
     counts["groups_left_out"] += len({episode.group for episode in played} - chosen)
     return played, [episode for episode in played if episode.group in chosen]
 

@@ -1,7 +1,12 @@
-"""One run, read top to bottom: act, analyze, re-score and update in one call, reshard, evaluate, save; then finish."""
+"""One run, read top to bottom: act, analyze, re-score and update in one call, reshard, evaluate, save; then finish.
+
+With many hosts (runtime/multihost.py) each plays its share of the tasks; what is logged, decided and learned from is
+that of all.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +22,8 @@ from seed_jax.hindsight.evidence import solver
 from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
 from seed_jax.rollout import World, play, prefetch
-from seed_jax.runtime.checkpoint import Checkpointer
+from seed_jax.runtime import multihost, usage
+from seed_jax.runtime.checkpoint import Checkpointer, CheckpointError
 from seed_jax.runtime.logging import (
     EPISODES_FILE,
     EVALUATIONS_FILE,
@@ -30,15 +36,24 @@ from seed_jax.runtime.logging import (
     read_jsonl,
     truncate_jsonl,
 )
-from seed_jax.runtime.signals import stop_on_signals
+from seed_jax.runtime.signals import Interrupted, stop_on_signals
 from seed_jax.sampler.engine import sampler_of
 from seed_jax.tasks import schedule
-from seed_jax.train import factors
+from seed_jax.train import dumps, factors
 from seed_jax.train.compiled import shared_update
 from seed_jax.train.finish import finish
 from seed_jax.train.groups import gather, round_number
-from seed_jax.train.metrics import conditions, episode_record, eval_metrics, note_gap, report, rollout_metrics
-from seed_jax.train.packing import Shape, fill, pack
+from seed_jax.train.metrics import (
+    conditions,
+    episode_record,
+    eval_metrics,
+    memory_metrics,
+    note_gap,
+    report,
+    rollout_metrics,
+    update_metrics,
+)
+from seed_jax.train.packing import Shape, pack, row_use
 from seed_jax.train.samples import batch_samples
 from seed_jax.train.state import TrainState, as_tree, from_tree, init_state, state_shardings
 from seed_jax.train.update import build_optimizer, hyper
@@ -52,10 +67,6 @@ class Setup(NamedTuple):
     world: World
     train_tasks: Sequence[Any]
     panel: Sequence[Any]
-
-
-class Interrupted(Exception):
-    """A signal asked the run to stop; nothing of the current iteration has reached the weights yet."""
 
 
 class Run:
@@ -84,11 +95,14 @@ class Run:
         self.distills = choices.needs_teacher
         p = config.pack
         self.shape = Shape(p.row_tokens, p.scored_tokens_per_row, p.max_turns_per_row, p.teacher_row_tokens)
-        self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard)
-        self.episodes = EpisodeWriter(workdir / EPISODES_FILE)
-        self.timer, self.progress = PhaseTimer(), Progress(config.iterations, enabled=jax.process_index() == 0)
+        self.leads = multihost.leads()  # only this process writes files and prints
+        self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard, enabled=self.leads)
+        self.episodes = EpisodeWriter(workdir / EPISODES_FILE, enabled=self.leads)
+        self.timer = PhaseTimer(memory=lambda: (told := usage.memory_gb()) and told[0])
+        self.compilations = usage.Compilations()
+        self.progress = Progress(config.iterations, enabled=self.leads)
         self.progress.message(self.sampler.plan())
-        self.turns = TurnProgress(config.env.max_steps, every_s=60.0, enabled=jax.process_index() == 0)
+        self.turns = TurnProgress(config.env.max_steps, every_s=60.0, enabled=self.leads)
         self.stop = threading.Event()
 
     def fresh_state(self) -> TrainState:
@@ -103,35 +117,56 @@ class Run:
             raise Interrupted
         self.turns(step, live)
 
+    def stop_if_asked(self) -> None:
+        """Where all hosts meet between two phases: they stop at the same point or not at all."""
+        if multihost.agree_any(self.stop.is_set()):
+            raise Interrupted
+
+    def evaluations(self) -> list[dict]:
+        """What evaluations.jsonl holds, as the process that writes it sees it."""
+        return multihost.from_first(lambda: read_jsonl(self.workdir / EVALUATIONS_FILE))
+
 
 def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dict:
     """Runs (or resumes) training to `config.iterations` and returns the summary that is also written to summary.json.
 
-    A signal (Ctrl-C, SIGTERM) stops it at the next turn, saves, and raises Interrupted.
+    A signal (Ctrl-C, SIGTERM) stops it at the next turn, saves, and raises Interrupted. On many hosts a signal to one
+    of them stops all.
     """
     run = Run(config, setup, workdir)
-    with Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep) as checkpoints, stop_on_signals(run.stop):
+    kept = config.checkpoint
+    with (
+        multihost.watching(run.stop, config.mesh.host_timeout_s),
+        stop_on_signals(run.stop, kept.grace_s),
+        Checkpointer(workdir / "checkpoints", keep=kept.keep, elsewhere=kept.dir) as checkpoints,
+        run.compilations,
+    ):
         state, done, memory = _restore(run, checkpoints, resuming)
         run.load_sampler(state)
         metrics = memory.pop("unfinished", None)  # of an iteration that was stopped after its update
         try:
-            if not read_jsonl(workdir / EVALUATIONS_FILE):
+            if not run.evaluations():
                 _evaluate(run, 0)
             while metrics is not None or done < config.iterations:
                 if metrics is None:
-                    state, metrics = _iteration(run, state, done, memory)
+                    with usage.profiled(workdir / "profile", done + 1 == config.log.profile_iteration):
+                        state, metrics = _iteration(run, state, done, memory)
                     done += 1
                 last = done == config.iterations
                 if last or (config.eval.every and done % config.eval.every == 0):
                     metrics |= eval_metrics(_evaluate(run, done))
-                metrics |= run.timer.collect()
-                run.metrics.write(done, metrics)
-                report(run.progress, done, metrics)
-                metrics = None
-                if last or done % config.checkpoint.every == 0:
-                    checkpoints.save(done, as_tree(state), {"memory": memory})
-                run.on_turn(0, 0)
-            if read_jsonl(workdir / EVALUATIONS_FILE)[-1]["iteration"] < done:  # fewer iterations are asked for now
+                metrics |= run.timer.collect() | memory_metrics(run.timer.memory_by_phase)
+                compiled, again = run.compilations.collect()
+                run.metrics.write(done, metrics | compiled)
+                report(run.progress, done, metrics, again)
+                metrics, stuck = None, dumps.is_stuck(config, memory)
+                if last or stuck or done % config.checkpoint.every == 0:
+                    with run.timer("save"):
+                        checkpoints.save(done, as_tree(state), {"memory": memory})
+                if stuck:
+                    raise dumps.NotFinite(dumps.stuck_text(config, memory, workdir))
+                run.stop_if_asked()
+            if run.evaluations()[-1]["iteration"] < done:  # fewer iterations are asked for now
                 _evaluate(run, done)
         except Interrupted:
             checkpoints.save(done, as_tree(state), {"memory": memory | ({"unfinished": metrics} if metrics else {})})
@@ -144,26 +179,29 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
 
 def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tuple[TrainState, dict]:
     config, counts = run.config, Counter()
+    mine = multihost.share(config.rollout.tasks)
     analysis = None  # with the dynamic filter only episodes that are kept are analyzed, when all are played
     if run.distills and run.skills.source == "self_hindsight" and config.rollout.group_filter != "dynamic":
         analysis = Analysis(run.sampler, run.tokenizer, config.hindsight, config.env.prompt, iteration)
 
     def play_round(number: int) -> list[Episode]:
-        return play(
-            run.sampler,
-            run.tokenizer,
-            run.setup.world,
-            schedule(run.setup.train_tasks, config.seed, number, config.rollout.tasks),
-            group=config.rollout.group,
-            stream=number,
-            counts=counts,
-            params=SamplingParams(config.rollout.max_response_tokens, config.rollout.temperature),
-            max_prompt_tokens=config.rollout.max_prompt_tokens,
-            skills=run.skills,
-            share=config.hindsight.at_rollout,
-            analysis=analysis,
-            on_turn=run.on_turn,
-        )
+        with multihost.together():
+            return play(
+                run.sampler,
+                run.tokenizer,
+                run.setup.world,
+                schedule(run.setup.train_tasks, config.seed, number, config.rollout.tasks)[mine],
+                group=config.rollout.group,
+                first=mine.start,
+                stream=number,
+                counts=counts,
+                params=SamplingParams(config.rollout.max_response_tokens, config.rollout.temperature),
+                max_prompt_tokens=config.rollout.max_prompt_tokens,
+                skills=run.skills,
+                share=config.hindsight.at_rollout,
+                analysis=analysis,
+                on_turn=run.on_turn,
+            )
 
     with run.timer("rollout"):
         played, episodes = gather(play_round, iteration, config.rollout, counts)
@@ -171,7 +209,7 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     if iteration + 1 < config.iterations:  # while the weights are updated, workers build the next games
         following = round_number(iteration + 1, config.rollout)
         tasks = schedule(run.setup.train_tasks, config.seed, following, config.rollout.tasks)
-        prefetch(run.setup.world, tasks, config.rollout.group)
+        prefetch(run.setup.world, tasks[mine], config.rollout.group)
     read = run.skills.to_analyze(episodes) if run.distills else []
     if run.distills:
         with run.timer("analysis"):
@@ -181,20 +219,40 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
             counts += run.skills.assign(episodes, read)
     with run.timer("pack"):
         samples = batch_samples(run, episodes, iteration, counts, read)
-        batch = pack(samples, run.shape, config.pack.rows_per_micro * config.pack.micros_per_mini, run.distills)
-    run.on_turn(0, 0)  # the last moment to stop before memory and weights change
+        rows = config.pack.rows_per_micro, config.pack.micros_per_mini
+        local = pack(samples, run.shape, math.prod(rows) // jax.process_count(), run.distills)
+        batch = multihost.join_rows(local, run.mesh, *rows)
+        counts.update(row_use(local))
+        counts = multihost.sum_counters(counts)
+    own, (played, episodes) = episodes, map(multihost.gather_episodes, (played, episodes))
+    records = _records(own, episodes[: config.log.episodes_per_iteration])
+    run.stop_if_asked()  # the last moment to stop before memory and weights change
     if run.distills and episodes:
         require_skills(counts, memory, config.hindsight.min_coverage_iterations)
     with run.timer("update"):
-        state, metrics = run.update(state, batch, hyper(config, iteration + 1, memory.get("handoff")))
+        numbers = hyper(config, iteration + 1, memory.get("handoff"), memory.get("skipped", 0.0))
+        state, metrics = run.update(state, batch, numbers)
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    metrics |= update_metrics(run, counts, run.timer.seconds("update"))
+    memory["skipped"] = metrics["update/skipped_in_a_row"]
+    if metrics["update/skipped_steps"]:
+        dump = dumps.save(run.workdir, config, iteration + 1, local, numbers, metrics)
+        run.progress.message(f"  the batch is kept: python -m launch.replay --dump={dump}")
     note_gap(config, memory, metrics, iteration + 1)
     with run.timer("reshard"):
         run.load_sampler(state)
-    for episode in episodes[: config.log.episodes_per_iteration]:
-        run.episodes.write(iteration + 1, episode_record(episode))
+    for record in records:
+        run.episodes.write(iteration + 1, record)
     skill_metrics = run.skills.metrics(episodes, counts, run.distills)
-    return state, {**rollout_metrics(played, counts), **skill_metrics, "pack/fill": fill(batch), **metrics}
+    return state, {**rollout_metrics(played, counts), **skill_metrics, **metrics}
+
+
+def _records(own: Sequence[Episode], chosen: Sequence[Episode]) -> list[dict]:
+    """The `chosen` episodes of all hosts as they are logged; of its `own` each host knows all."""
+    numbers = {episode.index for episode in chosen}
+    records = [episode_record(episode) for episode in own if episode.index in numbers]
+    everyone = [record for part in multihost.gather_json(records) for record in part]
+    return sorted(everyone, key=lambda record: record["index"])
 
 
 def _evaluate(run: Run, iteration: int) -> list[dict]:
@@ -202,7 +260,7 @@ def _evaluate(run: Run, iteration: int) -> list[dict]:
     with run.timer("eval"):
         results = evaluate.evaluate_all(run)
     run.turns.close()
-    for result in results:
+    for result in results if run.leads else ():
         append_jsonl(run.workdir / EVALUATIONS_FILE, {"iteration": iteration, **result})
     shown = ", ".join(f"{r['success_rate']:.3f} +- {r['standard_error']:.3f} ({conditions(r)})" for r in results)
     run.progress.message(f"held-out success after iteration {iteration}: {shown}, {results[0]['games']} games")
@@ -216,9 +274,13 @@ def _restore(run: Run, checkpoints: Checkpointer, resuming: bool) -> tuple[Train
     if restored:
         state, done, memory = from_tree(restored.tree, state), restored.step, restored.meta["memory"]
         run.progress.message(f"resuming after iteration {done}")
+    elif not resuming and checkpoints.steps():
+        raise CheckpointError(
+            f"checkpoint.dir = {run.config.checkpoint.dir!r} holds checkpoints of another run; choose an empty one"
+        )
     elif resuming:
         run.progress.message("nothing was saved yet: starting from the beginning")
-    if resuming:
+    if resuming and run.leads:
         # The metrics of an unfinished iteration are still to be written, even if an earlier resumption wrote them.
         recorded = done - ("unfinished" in memory) if restored else -1
         run.metrics.truncate_after(recorded, run.workdir / EVALUATIONS_FILE)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 
 from seed_jax import evaluate
 from seed_jax.objectives import schedules
+from seed_jax.runtime import usage
 from seed_jax.runtime.logging import Progress
+from seed_jax.train import factors
 from seed_jax.types import Episode
 
 PENALTY_ONLY_WARNING = 0.25
@@ -29,6 +32,8 @@ def rollout_metrics(episodes: Sequence[Episode], counts: Counter) -> dict:
         "rollout/env_errors": counts["env_errors"],
         **{f"rollout/{name}": measure["mean"] for name, measure in summary.get("measures", {}).items()},
     }
+    if counts["row_tokens"]:
+        metrics["pack/fill"] = counts["used_row_tokens"] / counts["row_tokens"]
     if counts["slot_steps"]:
         metrics |= {
             "rollout/occupancy": counts["new_tokens"] / counts["slot_steps"],
@@ -44,6 +49,32 @@ def rollout_metrics(episodes: Sequence[Episode], counts: Counter) -> dict:
             **{f"skill/{name}": n for name, n in counts.items() if name.startswith("rejected/")},
         }
     return metrics
+
+
+def update_metrics(run, counts: Counter, seconds: float) -> dict[str, float]:
+    """Tokens a second, and MFU: model FLOPs over what all devices could do in that time (on chips whose peak is known;
+    not on a CPU)."""
+    metrics = {"update/tokens_per_s": counts["used_row_tokens"] / seconds}
+    peak = usage.peak_flops(jax.devices()[0])
+    if peak is not None:
+        metrics["update/mfu"] = update_flops(run, counts) / (seconds * peak * jax.device_count())
+    return metrics
+
+
+def update_flops(run, counts: Counter) -> float:
+    """Of one update: scoring under fixed weights, and forward and backward (twice the forward) of every student row.
+    What remat computes again does not count."""
+    chosen = factors.choices(run.config)
+    student = usage.forward_flops(run.spec, counts["used_row_tokens"], counts["scored_tokens"])
+    teacher = usage.forward_flops(run.spec, counts["teacher_tokens"], counts["taught_tokens"])
+    passes = 3 + (run.config.old_logprobs == "recompute") + (chosen.kl != "none")
+    return passes * student + (1 + (chosen.teacher == "current")) * teacher
+
+
+def memory_metrics(phases: Mapping[str, float]) -> dict[str, float]:
+    """GB in use on the fullest device of this host when each phase ended, and the most so far; {} on a CPU."""
+    now = usage.memory_gb()
+    return {f"hbm/{phase}_gb": size for phase, size in phases.items()} | ({"hbm/peak_gb": now[1]} if now else {})
 
 
 def episode_record(episode: Episode) -> dict:
@@ -106,7 +137,7 @@ def note_gap(config, memory: dict, metrics: dict, update: int) -> None:
         )
 
 
-def report(progress: Progress, done: int, metrics: dict) -> None:
+def report(progress: Progress, done: int, metrics: dict, compiled_again: Sequence[str] = ()) -> None:
     progress.line(
         done,
         success=metrics["rollout/success_rate"],
@@ -124,3 +155,5 @@ def report(progress: Progress, done: int, metrics: dict) -> None:
         progress.message(
             f"  warning: {metrics['update/skipped_steps']:.0f} optimizer steps skipped, their gradient was not finite"
         )
+    if compiled_again:
+        progress.message(f"  warning: compiled again for other shapes: {', '.join(compiled_again)}")

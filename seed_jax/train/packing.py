@@ -6,11 +6,14 @@ Shapes: R rows, T student row tokens, U teacher row tokens, N scored tokens a ro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from flax import struct
+
+from seed_jax.runtime import multihost
 
 
 class Sample(NamedTuple):
@@ -124,10 +127,19 @@ def bucket(count: int, unit: int) -> int:
 
 
 def pack(samples: Sequence[Sample], shape: Shape, rows_per_mini: int, with_teacher: bool) -> PackedBatch:
-    """All samples -> one PackedBatch whose row count is a bucketed multiple of `rows_per_mini`."""
+    """All samples -> one PackedBatch whose row count is a bucketed multiple of `rows_per_mini`.
+
+    Of many hosts each packs its own samples; shapes and the number of mini-batches are those of the fullest.
+    """
     members = first_fit(samples, shape)
-    minis = np.int32(-(-len(members) // rows_per_mini))
-    members += [[] for _ in range(bucket(len(members), rows_per_mini) * rows_per_mini - len(members))]
+    minis, anchors, spanned = multihost.agree_max(
+        [
+            -(-len(members) // rows_per_mini),
+            max((np.size(s.anchor) for s in samples), default=1),
+            any(sample.span is not None for sample in samples),
+        ]
+    )
+    members += [[] for _ in range(bucket(minis, 1) * rows_per_mini - len(members))]
     groups = [[samples[i] for i in row] for row in members]
     student, mask = pack_rows(groups, shape)
     teacher = pack_rows(groups, shape, teacher=True)[0] if with_teacher else None
@@ -147,9 +159,9 @@ def pack(samples: Sequence[Sample], shape: Shape, rows_per_mini: int, with_teach
             ("real", bool),
         )
     }
-    turns["anchor"] = np.zeros((count, shape.turns, max((np.size(s.anchor) for s in samples), default=1)), np.int32)
+    turns["anchor"] = np.zeros((count, shape.turns, anchors), np.int32)
     generated = np.zeros_like(mask)
-    spans = mask.copy() if any(sample.span is not None for sample in samples) else None
+    spans = mask.copy() if spanned else None
     for r, row in enumerate(groups):
         scored = 0
         for slot, sample in enumerate(row):
@@ -166,7 +178,7 @@ def pack(samples: Sequence[Sample], shape: Shape, rows_per_mini: int, with_teach
             generated[r, span] = sample.generated
             scored = span.stop
     tokens = dict(mask=mask & ~generated, generated=generated, turn=turn, sampled=sampled, span=spans)
-    return PackedBatch(student=student, teacher=teacher, minis=minis, **tokens, **turns)
+    return PackedBatch(student=student, teacher=teacher, minis=np.int32(minis), **tokens, **turns)
 
 
 def pack_rows(groups: Sequence[Sequence[Sample]], shape: Shape, teacher: bool = False) -> tuple[Rows, np.ndarray]:
@@ -199,8 +211,17 @@ def pack_rows(groups: Sequence[Sequence[Sample]], shape: Shape, teacher: bool = 
     return rows, mask
 
 
-def fill(batch: PackedBatch) -> float:
-    """Share of the allocated row tokens (in mini-batches that are run) that are not padding."""
-    used = int((batch.student.segments > 0).sum())
-    ran = np.any(batch.student.segments > 0, axis=1).sum() * batch.student.segments.shape[1]
-    return used / max(1, int(ran))
+def row_use(batch: PackedBatch) -> Counter:
+    """used_row_tokens, teacher_tokens: of student and teacher rows, without padding; scored_tokens, taught_tokens: of
+    these the ones that reach the vocabulary; row_tokens: of all student rows that hold anything, with padding."""
+    used = batch.student.segments > 0
+    scored = batch.mask | batch.generated
+    counts = Counter(
+        used_row_tokens=int(used.sum()),
+        row_tokens=int(used.any(axis=1).sum()) * used.shape[1],
+        scored_tokens=int(scored.sum()),
+    )
+    if batch.teacher is not None:
+        taught = scored & np.take_along_axis(batch.has_skill, batch.turn, axis=1)
+        counts.update(teacher_tokens=int((batch.teacher.segments > 0).sum()), taught_tokens=int(taught.sum()))
+    return counts

@@ -117,6 +117,39 @@ def build_update(config, spec: ModelSpec, mesh: Mesh, shardings: TrainState):
 def _update(
     static: Structure, optimizer, state: TrainState, batch: PackedBatch, hyper: dict
 ) -> tuple[TrainState, dict]:
+    inputs, row_advantages = prepare(static, state, batch, hyper)
+    *_, fixed, tokens = inputs
+    norms = _part_norms(static, state.params, jax.tree.map(lambda x: x[0], inputs), hyper)
+
+    def mini_step(index, carry):
+        state, totals, skipped = carry
+        mini = jax.tree.map(lambda x: x[index], inputs)
+        grads, metrics = _accumulate(static, state.params, *mini, hyper)
+        lr = hyper["lr"] * jnp.minimum(1.0, (state.step + 1) / jnp.maximum(hyper["warmup_steps"], 1.0))
+        state, step_metrics = apply_gradients(state, grads, optimizer, lr)
+        skipped = jnp.where(step_metrics["skipped_steps"] > 0, skipped + 1, 0.0)
+        return state, jax.tree.map(jnp.add, totals, {**metrics, **step_metrics}), skipped
+
+    # Only mini-batches that hold something are run: an empty optimizer step would still decay weights and moments.
+    start = (state, _zeros(static), hyper["skipped_before"])
+    state, totals, skipped = jax.lax.fori_loop(0, batch.minis, mini_step, start)
+    mean = {name: total / jnp.maximum(batch.minis, 1) for name, total in totals.items()}
+    metrics = {f"update/{name}": mean[name] for name in mean if name not in DISTILL_METRICS}
+    metrics |= {"update/skipped_steps": totals["skipped_steps"], "update/skipped_in_a_row": skipped}
+    if static.objective.distill != "none":
+        spread = jnp.sqrt(jnp.maximum(mean["gate_square"] - mean["gate_mean"] ** 2, 0.0))
+        metrics |= {f"opd/{name}": mean[name] for name in ("gate_mean", "gate_high", "gate_saturated")}
+        metrics["opd/gate_std"] = spread
+    state = _move_teacher(static, state, hyper)
+    return state, {**metrics, **norms, **_batch_metrics(static, batch, row_advantages, fixed, tokens)}
+
+
+def prepare(static: Structure, state: TrainState, batch: PackedBatch, hyper: dict) -> tuple[tuple, jax.Array]:
+    """What all mini-batches of an update start from -> (inputs, advantages of turns [R, S]).
+
+    inputs: student rows, teacher rows if every step reads them again, `Fixed` scores and arrays over tokens; all
+    [M, m, r, ...].
+    """
     row_advantages = objective.row_advantages(static.objective, batch, hyper)
     tokens = _fold(static, objective.token_arrays(static.objective, batch, row_advantages, hyper))
     rows, teacher = _fold(static, batch.student), _fold(static, batch.teacher)
@@ -126,28 +159,7 @@ def _update(
         tokens |= _fold(static, objective.batch_signals(static.objective, batch, *teacher_old, hyper))
     # A teacher with the moving weights reads its rows again in every step.
     reread = teacher if static.objective.needs_teacher and static.objective.teacher == "current" else None
-    inputs = (rows, reread, fixed, tokens)
-    norms = _part_norms(static, state.params, jax.tree.map(lambda x: x[0], inputs), hyper)
-
-    def mini_step(index, carry):
-        state, totals = carry
-        mini = jax.tree.map(lambda x: x[index], inputs)
-        grads, metrics = _accumulate(static, state.params, *mini, hyper)
-        lr = hyper["lr"] * jnp.minimum(1.0, (state.step + 1) / jnp.maximum(hyper["warmup_steps"], 1.0))
-        state, step_metrics = apply_gradients(state, grads, optimizer, lr)
-        return state, jax.tree.map(jnp.add, totals, {**metrics, **step_metrics})
-
-    # Only mini-batches that hold something are run: an empty optimizer step would still decay weights and moments.
-    state, totals = jax.lax.fori_loop(0, batch.minis, mini_step, (state, _zeros(static)))
-    mean = {name: total / jnp.maximum(batch.minis, 1) for name, total in totals.items()}
-    metrics = {f"update/{name}": mean[name] for name in mean if name not in DISTILL_METRICS}
-    metrics["update/skipped_steps"] = totals["skipped_steps"]
-    if static.objective.distill != "none":
-        spread = jnp.sqrt(jnp.maximum(mean["gate_square"] - mean["gate_mean"] ** 2, 0.0))
-        metrics |= {f"opd/{name}": mean[name] for name in ("gate_mean", "gate_high", "gate_saturated")}
-        metrics["opd/gate_std"] = spread
-    state = _move_teacher(static, state, hyper)
-    return state, {**metrics, **norms, **_batch_metrics(static, batch, row_advantages, fixed, tokens)}
+    return (rows, reread, fixed, tokens), row_advantages
 
 
 def _move_teacher(static: Structure, state: TrainState, hyper: dict) -> TrainState:

@@ -178,3 +178,17 @@ def test_read_only_creates_no_directory(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         Checkpointer(tmp_path / "nowhere", read_only=True)
     assert not (tmp_path / "nowhere").exists()
+
+
+# -- elsewhere ---------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_elsewhere_are_found_by_the_usual_path(tmp_path):
+    there = tmp_path / "bucket" / "run"
+    with Checkpointer(tmp_path / "checkpoints", elsewhere=str(there)) as checkpointer:
+        checkpointer.save(4, make_tree(4), {"step": 4})
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["elsewhere.txt"]
+    assert (there / "4").is_dir()
+    with Checkpointer(tmp_path / "checkpoints", read_only=True) as checkpointer:
+        assert checkpointer.steps() == [4]
+        assert_bitwise_equal(checkpointer.restore_part(4, abstract(make_tree(0))).tree, make_tree(4))

@@ -23,7 +23,7 @@ def rounds(*rewards: list[list[float]]):
 
 
 def settings(**changes):
-    return SimpleNamespace(**{"group_filter": "dynamic", "max_rounds": 3, "tasks": 2, **changes})
+    return SimpleNamespace(**{"group_filter": "dynamic", "max_rounds": 3, "tasks": 2, "group": 2, **changes})
 
 
 EQUAL, MIXED = [0.0, 0.0], [10.0, 0.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from seed_jax.train.packing import Sample, Shape, bucket, fill, first_fit, pack
+from seed_jax.train.packing import Sample, Shape, bucket, first_fit, pack, row_use
 
 SHAPE = Shape(row_tokens=40, scored_tokens=16, turns=4, teacher_row_tokens=56)
 
@@ -46,7 +46,13 @@ def test_every_turn_is_there_once_with_its_own_fields():
             teacher = batch.teacher.tokens[r][batch.teacher.segments[r] == slot + 1].tolist()
             assert teacher == [*sample.teacher_prompt, *sample.response]
     assert sorted(seen) == list(range(len(data)))
-    assert 0.5 < fill(batch) <= 1
+    counts = row_use(batch)
+    assert counts["used_row_tokens"] == sum(len(s.prompt) + len(s.response) for s in data)
+    assert counts["scored_tokens"] == sum(len(s.response) for s in data)
+    taught = [s for s in data if s.teacher_prompt is not None]
+    assert counts["teacher_tokens"] == sum(len(s.teacher_prompt) + len(s.response) for s in taught)
+    assert counts["taught_tokens"] == sum(len(s.response) for s in taught)
+    assert 0.5 < counts["used_row_tokens"] / counts["row_tokens"] <= 1
 
 
 def test_rows_are_padded_to_a_power_of_two_of_mini_batches():
