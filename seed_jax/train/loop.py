@@ -92,7 +92,7 @@ class Run:
         self.stop = threading.Event()
 
     def fresh_state(self) -> TrainState:
-        state = init_state(self.initial, self.optimizer, **self.keep)
+        state = init_state(self.initial, self.optimizer, **self.keep, reference_dtype=self.config.model.dtype)
         return jax.device_put(state, self.shardings)
 
     def load_sampler(self, state: TrainState) -> None:
@@ -185,6 +185,7 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     run.on_turn(0, 0)  # the last moment to stop before memory and weights change
     if run.distills and episodes:
         require_skills(counts, memory, config.hindsight.min_coverage_iterations)
+    run.sampler.release()  # its memory is the update's
     with run.timer("update"):
         state, metrics = run.update(state, batch, hyper(config, iteration + 1, memory.get("handoff")))
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
