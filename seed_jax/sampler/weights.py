@@ -73,7 +73,7 @@ def decode_shardings(spec: ModelSpec, mesh: Mesh) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=32)
-def _program(spec: ModelSpec, mesh: Mesh, dtype: Any) -> Any:
+def program(spec: ModelSpec, mesh: Mesh, dtype: Any) -> Any:
     prepare = functools.partial(decode_weights, spec=spec, dtype=dtype, join=mesh.shape["tensor"] == 1)
     return jax.jit(prepare, out_shardings=decode_shardings(spec, mesh))
 
@@ -88,7 +88,7 @@ def load(params: dict[str, Any], spec: ModelSpec, mesh: Mesh, dtype: Any) -> dic
     if isinstance(source, NamedSharding) and _moves(source.mesh, mesh):
         prepared = split_program(spec, source.mesh, dtype, mesh.shape["tensor"] == 1)(params)
         return jax.device_put(prepared, decode_shardings(spec, mesh))
-    return _program(spec, mesh, dtype)(params)
+    return program(spec, mesh, dtype)(params)
 
 
 def _moves(source: Mesh, mesh: Mesh) -> bool:

@@ -1,0 +1,1 @@
+"""The table of docs/compile_table.md."""
