@@ -3,8 +3,8 @@
     python -m launch.compile_check --config=configs/alfworld.py:seed --topology=v5e:4x4 [--model=qwen2.5-7b] [--json]
 
 --topology is KIND:GRID for any slice: v5e:4x4, v5e:8x8, v5p:2x2x2, v6e:2x4. --model is a name (qwen2.5-3b, qwen2.5-7b,
-qwen3-1.7b) or a directory with config.json; by default it is the config's model.init, or qwen2.5-3b where that is empty.
-Needs the package of requirements-tpu-check.txt. Exit code: 0 it fits, 1 it does not, 2 the command cannot work.
+qwen3-1.7b) or a directory with config.json; by default it is the config's model.init, or qwen2.5-3b where that is
+empty. Needs the package of requirements-tpu-check.txt. Exit code: 0 it fits, 1 it does not, 2 the command cannot work.
 
     python -m launch.compile_check --shipped --out=docs    # the table of docs/compile_table.md, all anew (an hour)
 """
@@ -21,7 +21,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax is imported: it woul
 from absl import app, flags
 from ml_collections import config_flags
 
-from launch import shipped_table
 from seed_jax import aot, compile_check
 from seed_jax import config as config_lib
 from seed_jax.models import hf, published
@@ -36,6 +35,7 @@ _CONFIG = config_flags.DEFINE_config_file("config", "configs/alfworld.py:seed", 
 _TOPOLOGY = flags.DEFINE_string("topology", None, "the slice, such as v5e:4x4")
 _MODEL = flags.DEFINE_string("model", None, f"{', '.join(published.CONFIGS)}, or a directory with config.json")
 _ROWS = flags.DEFINE_integer("rows_per_chip", 0, "rows of a micro-batch on each chip; 0 = as the config says")
+_STRICT = flags.DEFINE_bool("strict", False, "an error where the config's rows cannot be split over the chips")
 _PROGRAMS = flags.DEFINE_list("programs", [], f"only these of {', '.join(compile_check.NAMES)}")
 _JSON = flags.DEFINE_bool("json", False, "print one JSON object")
 _SHIPPED = flags.DEFINE_bool("shipped", False, "compile the shipped table instead")
@@ -45,11 +45,15 @@ _OUT = flags.DEFINE_string("out", "docs", "with --shipped: the directory of comp
 def main(_: list[str]) -> int:
     try:
         if _SHIPPED.value:
+            from launch import shipped_table  # which uses this module
+
             shipped_table.write(Path(_OUT.value))
             return EXIT_FITS
         if not _TOPOLOGY.value:
             raise aot.TopologyError("--topology is missing, such as --topology=v5e:4x4")
         plan = make_plan(_CONFIG.value, _TOPOLOGY.value, _MODEL.value, _ROWS.value)
+        if plan.settings and _STRICT.value:
+            raise ValueError(settings_note(plan))
         reports = run(plan, _PROGRAMS.value, quiet=_JSON.value)
     except BAD_INPUT as error:
         print(f"error: {error}", file=sys.stderr)
@@ -79,8 +83,8 @@ def find_spec(name: str) -> ModelSpec:
         pass
     if not Path(name).exists():
         raise ValueError(
-            f"model {name!r} is neither one of {', '.join(published.CONFIGS)} nor a directory with config.json; give one "
-            "with --model"
+            f"model {name!r} is neither one of {', '.join(published.CONFIGS)} nor a directory with config.json; give "
+            "one with --model"
         )
     return hf.load_spec(name)
 
@@ -124,14 +128,18 @@ def text(plan: compile_check.Plan, reports: list[compile_check.Report]) -> str:
         f"{pack.micros_per_mini} a mini-batch, about {plan.minis} mini-batches an iteration",
     ]
     if plan.settings:
-        flags_text = " ".join(f"--config.{field}={value}" for field, value in plan.settings.items())
-        lines.append(f"note: the config's rows cannot be split over {fsdp} chips; pass to the run: {flags_text}")
+        lines.append(f"note: {settings_note(plan)}")
     lines += ["", *table(reports), ""]
     for report in reports:
         if not report.fits:
             lines.append(f"{report.name} does not fit; change one of:")
             lines += [f"  - {remedy}" for remedy in compile_check.advice(plan, report)]
     return "\n".join([*lines, "fits" if all(report.fits for report in reports) else "does not fit"])
+
+
+def settings_note(plan: compile_check.Plan) -> str:
+    changes = " ".join(f"--config.{field}={value}" for field, value in plan.settings.items())
+    return f"these rows of a micro-batch are not the config's; the run needs {changes}"
 
 
 def table(reports: list[compile_check.Report]) -> list[str]:

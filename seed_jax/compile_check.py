@@ -58,8 +58,8 @@ class Plan(NamedTuple):
 
 
 class Program(NamedTuple):
-    """lower() gives the program; rounds: of its loops whose bound is a run-time value; beside: bytes on the chip that it
-    does not know of."""
+    """lower() gives the program; rounds: of its loops whose bound is a run-time value; beside: bytes on the chip that
+    it does not know of."""
 
     name: str
     lower: Callable[[], Any]
@@ -68,9 +68,9 @@ class Program(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Of one program on one chip. Bytes as said in the module; flops, bytes, collectives (bytes that arrive, by kind) and
-    roofline_s of one run; bound: what roofline_s is the time of. A program that the compiler refuses for its memory has
-    the total from the compiler's message, and no work."""
+    """Of one program on one chip. Bytes as said in the module; flops, bytes, collectives (bytes that arrive, by kind)
+    and roofline_s of one run; bound: what roofline_s is the time of. A program that the compiler refuses for its memory
+    has the total from the compiler's message as temp_bytes, and no work."""
 
     name: str
     args_bytes: float
@@ -121,8 +121,8 @@ class Report(NamedTuple):
 def plan(config, spec: ModelSpec, topology: str, rows_per_chip: int = 0) -> Plan:
     """Raises aot.TopologyError for a slice that is not known, ValueError for meshes that do not fit it.
 
-    rows_per_chip: rows of a micro-batch on each chip; 0 takes the config's, or where they cannot be split over the chips
-        as many as leave the mini-batch as it is, at most ROWS_A_CHIP.
+    rows_per_chip: rows of a micro-batch on each chip; 0 takes the config's, or where they cannot be split over the
+        chips as many as leave the mini-batch as it is, at most ROWS_A_CHIP.
     """
     mesh = aot.topology_mesh(topology, tensor=config.mesh.tensor, fsdp=config.mesh.fsdp)
     settings = split_rows(config, mesh.shape["fsdp"], rows_per_chip)
@@ -152,9 +152,7 @@ def split_rows(config, fsdp: int, rows_per_chip: int = 0) -> dict[str, int]:
 
 def chip_bytes(tree: Any) -> float:
     """Bytes of a tree of shapes with shardings on one device."""
-    return float(
-        sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-    )
+    return float(sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)))
 
 
 def _placed(shapes: Any, places: Any) -> Any:
@@ -276,9 +274,7 @@ def _sampler_programs(plan: Plan) -> list[Program]:
     for room in rooms:
         beside = plan.state_bytes + sum(cache.values()) - cache[room]
         bucket_tokens = max(_PROMPT_BUCKET, plan.config.rollout.prompt_bucket)
-        size, window = max(
-            pieces(room.prompt_tokens - 1, bucket_tokens, room.columns), key=lambda piece: piece[::-1]
-        )
+        size, window = max(pieces(room.prompt_tokens - 1, bucket_tokens, room.columns), key=lambda piece: piece[::-1])
         ending = "" if room.name == "acting" else f"_{room.name}"
         common = (plan.spec, replica, room, dtype)
         made += [

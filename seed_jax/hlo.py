@@ -100,9 +100,7 @@ def _sizes(shape: str) -> list[tuple[str, list[int], str]]:
 def _bytes(shape: str, hbm_only: bool = False) -> float:
     """Bytes of a shape; hbm_only leaves out what lies in a chip's own fast memory (layout S(1) and above)."""
     return sum(
-        _ITEM_BYTES[kind] * math.prod(dims)
-        for kind, dims, layout in _sizes(shape)
-        if not (hbm_only and "S(" in layout)
+        _ITEM_BYTES[kind] * math.prod(dims) for kind, dims, layout in _sizes(shape) if not (hbm_only and "S(" in layout)
     )
 
 
@@ -143,8 +141,9 @@ class _Counter:
             return [(body, times, False), (condition, times, False)]
         if i.opcode == "conditional":
             branches = re.search(r"branch_computations=\{([^}]*)\}", i.text)
-            names = branches[1] if branches else ", ".join(re.findall(r"(?:true|false)_computation=(%[\w.\-]+)", i.text))
-            costs = [(self.of(name), name) for name in re.findall(r"%([\w.\-]+)", names)]
+            names = re.findall(r"%([\w.\-]+)", branches[1]) if branches else []
+            names = names or re.findall(r"(?:true|false)_computation=%([\w.\-]+)", i.text)
+            costs = [(self.of(name), name) for name in names]
             return [(max(costs, key=lambda c: (c[0][0], c[0][1]))[1], 1, False)] if costs else []
         if i.opcode in ("fusion", "call", "async-start"):
             called = _attribute(i, "calls") or _attribute(i, "to_apply")
@@ -179,7 +178,7 @@ class _Counter:
         return next((step for step in reversed(steps) if step), 1)
 
     def _constant(self, i: _Instruction | None, loop: _Instruction, by_name) -> int | None:
-        """The whole number that an instruction of the loop's condition or body stands for, if the loop starts with it."""
+        """The whole number that an instruction of the loop's condition or body has when the loop starts."""
         if i is not None and i.opcode == "get-tuple-element":
             carried = by_name.get(loop.operands[0])
             i = by_name.get(carried.operands[_index(i)]) if carried and carried.opcode == "tuple" else None

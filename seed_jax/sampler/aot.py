@@ -79,9 +79,7 @@ def lower_paged(kind: str, spec: ModelSpec, mesh: Mesh, room: Room, dtype: Any, 
         inputs = _decode_inputs(mesh, room)
     else:
         options = {"attention": "splash", "mesh": mesh, "window": window, "columns": columns}
-        step = jax.jit(
-            functools.partial(paged.prefill, spec=spec, **options), donate_argnums=1, out_shardings=places
-        )
+        step = jax.jit(functools.partial(paged.prefill, spec=spec, **options), donate_argnums=1, out_shardings=places)
         struct = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=whole)
         inputs = struct((1, size)), struct((1,)), struct((1,)), struct(())
     with jax.set_mesh(mesh):

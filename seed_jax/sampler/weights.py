@@ -127,8 +127,8 @@ def decode_mesh(mesh: Mesh, tensor: int = 0) -> Mesh:
             return Mesh(np.array(rows), mesh.axis_names, axis_types=mesh.axis_types)
     hosts = {device.process_index for device in by_host}
     raise ValueError(
-        f"mesh.decode_tensor (or mesh.tensor) = {tensor} does not divide the devices of a host, {len(by_host)} devices on "
-        f"{len(hosts)} hosts; a copy of the model decodes inside one host, so choose a divisor of its devices"
+        f"mesh.decode_tensor (or mesh.tensor) = {tensor} does not divide the devices of a host, {len(by_host)} devices "
+        f"on {len(hosts)} hosts; a copy of the model decodes inside one host, so choose a divisor of its devices"
     )
 
 
