@@ -22,16 +22,18 @@ DATA_FILE, PAGE_FILE = "compile_table.json", "compile_table.md"
 INTRODUCTION = """\
 # What the compiler says
 
-`python -m launch.compile_check --shipped --out=docs` writes this page; delete `compile_table.json` first for new figures. The
-config is `configs/alfworld.py:seed` with `mesh.decode_tensor` as shown.
+`python -m launch.compile_check --shipped --out=docs` writes this page; delete `compile_table.json` first for new
+figures. The config is `configs/alfworld.py:seed` with `mesh.decode_tensor` as shown.
 
-Memory is what XLA plans for one chip, in GB of 1e9 bytes; it is the same at every run. Inputs, output and temp are the program's;
-beside is what lies on the chip with it. TFLOP, HBM and network bytes are of one chip, counted in the compiled program with loops
-multiplied by their rounds (`seed_jax/hlo.py`); an update is a whole iteration of mini-batches. Roofline is the largest of the
-three times at the chip's peak, a lower bound: nothing here ran on a TPU. Compile seconds depend on the machine, and on what else
-it was doing."""
-HEADS = ("program", "inputs", "output", "temp", "beside", "total of HBM", "fits", "TFLOP", "HBM GB", "network GB", "roofline",
-         "bound", "compile")  # fmt: skip
+Memory is what XLA plans for one chip, in GB of 1e9 bytes; it is the same at every run. Inputs, output and temp are the
+program's; beside is what lies on the chip with it. TFLOP, HBM and network bytes are of one chip, counted in the
+compiled program with loops multiplied by their rounds (`seed_jax/hlo.py`); an update is a whole iteration of
+mini-batches. Roofline is the largest of the three times at the chip's peak, a lower bound: nothing here ran on a TPU.
+Compile seconds depend on the machine, and on what else it was doing."""
+HEADS = (
+    "program", "inputs", "output", "temp", "beside", "total of HBM", "fits", "TFLOP", "HBM GB", "network GB",
+    "roofline", "bound", "compile",
+)  # fmt: skip
 
 
 class Slice(NamedTuple):
