@@ -32,7 +32,7 @@ TOY = {
 }  # fmt: skip
 SMALL = (
     "pack.row_tokens=512", "pack.teacher_row_tokens=1024", "pack.scored_tokens_per_row=128", "sft.row_tokens=512",
-    "sft.scored_tokens_per_row=128", "rollout.batch=8", "rollout.analysis_batch=4", "rollout.max_prompt_tokens=512",
+    "sft.scored_tokens_per_row=128", "rollout.batch=8", "rollout.analysis_batch=4", "rollout.max_prompt_tokens=256",
     "rollout.max_response_tokens=64", "hindsight.max_analysis_tokens=1024", "rollout.tasks=2", "rollout.group=2",
 )  # fmt: skip
 
