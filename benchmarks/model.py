@@ -35,12 +35,6 @@ REPETITIONS = flags.DEFINE_integer("repetitions", 5, "cpu: timed repetitions of 
 SEQUENCES = flags.DEFINE_integer("sequences", 12, "cpu: sequences in the ragged batch")
 CASE = flags.DEFINE_integer("compile_case", None, "compile only the case of this index, in this process")
 
-# Qwen/Qwen2.5-3B, config.json.
-QWEN25_3B = {
-    "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008,
-    "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True, "use_sliding_window": False,
-}  # fmt: skip
 TOPOLOGY = "v5e:4x4"
 
 
@@ -65,10 +59,10 @@ CPU_TARGET_RATIO = 1.3
 def compile_case(case: Case) -> dict[str, Any]:
     """Compiles one case in this process."""
     from seed_jax import aot
-    from seed_jax.models.spec import ModelSpec
+    from seed_jax.models import published
 
     work = aot.Workload(case.rows, case.row_tokens, case.scored_tokens)
-    report = aot.compile_report(ModelSpec.from_hf(QWEN25_3B), aot.topology_mesh(TOPOLOGY), work)
+    report = aot.compile_report(published.spec("qwen2.5-3b"), aot.topology_mesh(TOPOLOGY), work)
     return {key: round(value, 2) if isinstance(value, float) else value for key, value in report._asdict().items()}
 
 

@@ -50,6 +50,7 @@ def _mesh() -> ConfigDict:
     mesh = ConfigDict()
     mesh.fsdp = -1  # devices that split the batch and the weights; -1 = all that `tensor` leaves
     mesh.tensor = 1  # devices that split heads and ffn of every layer; -1 = all that `fsdp` leaves
+    mesh.decode_tensor = 0  # the same when decoding, devices of one host; 0 = as mesh.tensor
     mesh.host_timeout_s = 100.0  # many hosts: seconds without a sign of life from one, then all others end
     return mesh
 

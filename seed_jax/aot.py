@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import time
 from typing import Any, NamedTuple
 
@@ -21,6 +22,27 @@ from seed_jax.models import spec as spec_lib
 from seed_jax.models.logprobs import scored_logprobs
 from seed_jax.models.spec import ModelSpec
 from seed_jax.objectives.policy_loss import ppo_clip
+
+
+class Chip(NamedTuple):
+    """What one chip has: memory in bytes, peak bfloat16 FLOP/s, bytes/s of HBM and of the network between chips (one
+    way). Source: the system architecture pages of Cloud TPU (cloud.google.com/tpu/docs/v5e, v5p, v6e)."""
+
+    hbm_bytes: float
+    flops: float
+    hbm_bytes_s: float
+    network_bytes_s: float
+
+
+CHIPS = {
+    "v5e": Chip(16e9, 197e12, 819e9, 200e9),
+    "v5p": Chip(95e9, 459e12, 2765e9, 600e9),
+    "v6e": Chip(32e9, 918e12, 1640e9, 400e9),
+}
+
+
+class TopologyError(ValueError):
+    """There is no such slice, or nothing here that can compile for one."""
 
 
 class Workload(NamedTuple):
@@ -55,17 +77,40 @@ def missing() -> str | None:
     return None
 
 
-def topology_mesh(name: str, tensor: int = 1) -> Mesh:
-    """A mesh [fsdp, tensor] over the chips of a slice that need not exist, such as "v5e:4x4" or "v5p:2x2x1"."""
+def chip(topology: str) -> Chip:
+    """The chip of a slice such as "v5e:4x4". Raises TopologyError for an unknown one."""
+    kind, _, grid = topology.partition(":")
+    if kind not in CHIPS or not re.fullmatch(r"[1-9]\d*x[1-9]\d*(x[1-9]\d*)?", grid):
+        raise TopologyError(
+            f"topology {topology!r} is not known; use KIND:GRID with KIND one of {', '.join(CHIPS)} and GRID the "
+            "chips along each axis, such as v5e:4x4, v5p:2x2x2 or v6e:2x4"
+        )
+    return CHIPS[kind]
+
+
+def topology_devices(topology: str) -> list[jax.Device]:
+    """The chips of a slice that need not exist. Raises TopologyError for an unknown one, or without libtpu."""
     from jax.experimental import topologies
 
+    chip(topology)
     problem = missing()
     if problem is not None:
-        raise RuntimeError(problem)
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # or libtpu asks a metadata server that only cloud hosts have
+        raise TopologyError(problem)
+    # libtpu would ask a metadata server that only cloud hosts have, and find them missing with many words.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
+    os.environ.setdefault("TPU_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is used, so other processes are no conflict
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
-    return sharding.make_mesh(topology.devices, tensor=tensor)
+    try:
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
+    except Exception as error:  # the runtime's own error types differ between versions
+        reason = str(error).strip().splitlines()[0][:200]
+        raise TopologyError(f"topology {topology!r} cannot be compiled for: {reason}") from error
+
+
+def topology_mesh(name: str, tensor: int = 1, fsdp: int = -1) -> Mesh:
+    """A mesh [fsdp, tensor] over the chips of a slice that need not exist, such as "v5e:4x4" or "v5p:2x2x1"."""
+    return sharding.make_mesh(topology_devices(name), fsdp=fsdp, tensor=tensor)
 
 
 def policy_gradient(spec: ModelSpec, mesh: Mesh, work: Workload) -> Any:

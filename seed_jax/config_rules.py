@@ -84,6 +84,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "seed": 0,
+    "mesh.decode_tensor": 0,
     "iterations": 1,
     "env.max_steps": 1,
     "env.history": 0,

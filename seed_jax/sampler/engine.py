@@ -148,6 +148,17 @@ class Sampler:
         loaded = weights.load(params, self.spec, self.mesh, dtype)
         self.weights = jax.block_until_ready(weights.local_view(loaded, self.meshes))
 
+    def release(self) -> None:
+        """Gives the memory of weights and caches back, for an update; `load` comes before the next request.
+
+        All requests must have been answered. Qwen2.5-3B on a v5e chip: 6.2 GB of weights (one chip a copy) and 2.7 GB
+        of cache, beside an update that needs 8 of its 16 GB.
+        """
+        if self._live:
+            raise RuntimeError(f"{len(self._live)} requests are under way; they need the weights and the cache")
+        self.weights = None
+        self._banks = {}
+
     def plan(self) -> str:
         """The rooms and their memory, as text. Raises ValueError if they do not fit a device (where that is known)."""
         dtype = jnp.float32 if self.dtype is None else self.dtype
@@ -345,7 +356,7 @@ def sampler_of(config, spec: ModelSpec, tokenizer, mesh: Mesh) -> Sampler:
         tokenizer.eos_token_id,
         seed=config.seed,
         prompt_bucket=config.rollout.prompt_bucket,
-        mesh=mesh,
+        mesh=weights.decode_mesh(mesh, config.mesh.decode_tensor),
         rooms=rooms_of(config),
         text=functools.partial(tok.decode, tokenizer),
         dtype=config.model.dtype,

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from seed_jax import sharding
@@ -72,14 +73,63 @@ def decode_shardings(spec: ModelSpec, mesh: Mesh) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=32)
-def _program(spec: ModelSpec, mesh: Mesh, dtype: Any) -> Any:
+def program(spec: ModelSpec, mesh: Mesh, dtype: Any) -> Any:
     prepare = functools.partial(decode_weights, spec=spec, dtype=dtype, join=mesh.shape["tensor"] == 1)
     return jax.jit(prepare, out_shardings=decode_shardings(spec, mesh))
 
 
 def load(params: dict[str, Any], spec: ModelSpec, mesh: Mesh, dtype: Any) -> dict[str, Any]:
-    """Parameters of any layout on `mesh` -> decode weights on the same mesh: one jitted reshard, cast and join."""
-    return _program(spec, mesh, jnp.dtype(dtype))(params)
+    """Parameters of any layout on the devices of `mesh` -> decode weights there: one jitted reshard, cast and join.
+
+    Where training has the devices in another order (see `decode_mesh`), the weights are cast and joined in that order,
+    still split, and then moved.
+    """
+    source, dtype = params["embed"].sharding, jnp.dtype(dtype)
+    if isinstance(source, NamedSharding) and _moves(source.mesh, mesh):
+        prepared = split_program(spec, source.mesh, dtype, mesh.shape["tensor"] == 1)(params)
+        return jax.device_put(prepared, decode_shardings(spec, mesh))
+    return program(spec, mesh, dtype)(params)
+
+
+def _moves(source: Mesh, mesh: Mesh) -> bool:
+    """Whether both have the same devices, in another order."""
+    before, after = list(source.devices.flat), list(mesh.devices.flat)
+    return before != after and set(before) == set(after)
+
+
+@functools.lru_cache(maxsize=32)
+def split_program(spec: ModelSpec, mesh: Mesh, dtype: Any, join: bool) -> Any:
+    """Decode weights of which every device of the training mesh holds a part."""
+    prepare = functools.partial(decode_weights, spec=spec, dtype=dtype, join=join)
+
+    def place(leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        divided = [d for d, size in enumerate(leaf.shape) if size % mesh.size == 0]
+        return NamedSharding(mesh, PartitionSpec(*[None] * divided[0], mesh.axis_names) if divided else PartitionSpec())
+
+    params = spec_lib.map_weights(lambda weight: jax.ShapeDtypeStruct(weight.shape, dtype), spec)
+    return jax.jit(prepare, out_shardings=jax.tree.map(place, jax.eval_shape(prepare, params)))
+
+
+def decode_mesh(mesh: Mesh, tensor: int = 0) -> Mesh:
+    """The devices of `mesh` as [copies, tensor]: each row is a copy of the model, and lies inside one host.
+
+    tensor: devices of a copy (mesh.decode_tensor in a config); 0 takes that of `mesh`. The training mesh follows the
+    chips' network, where four neighbours may belong to two hosts (v5e:4x4 has 2 x 2 chips a host); then devices are
+    sorted by host here.
+    """
+    tensor = tensor or mesh.shape["tensor"]
+    by_host = sorted(mesh.devices.flat, key=lambda device: device.process_index)  # stable
+    for devices in (list(mesh.devices.flat), by_host):
+        rows = [devices[start : start + tensor] for start in range(0, len(devices), tensor)]
+        if len(devices) % tensor == 0 and all(len({device.process_index for device in row}) == 1 for row in rows):
+            if rows == mesh.devices.tolist():
+                return mesh
+            return Mesh(np.array(rows), mesh.axis_names, axis_types=mesh.axis_types)
+    hosts = {device.process_index for device in by_host}
+    raise ValueError(
+        f"mesh.decode_tensor (or mesh.tensor) = {tensor} does not divide the devices of a host, {len(by_host)} devices "
+        f"on {len(hosts)} hosts; a copy of the model decodes inside one host, so choose a divisor of its devices"
+    )
 
 
 def local_meshes(mesh: Mesh) -> list[Mesh]:

@@ -106,7 +106,7 @@ class Run:
         self.stop = threading.Event()
 
     def fresh_state(self) -> TrainState:
-        state = init_state(self.initial, self.optimizer, **self.keep)
+        state = init_state(self.initial, self.optimizer, **self.keep, reference_dtype=self.config.model.dtype)
         return jax.device_put(state, self.shardings)
 
     def load_sampler(self, state: TrainState) -> None:
@@ -229,6 +229,7 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     run.stop_if_asked()  # the last moment to stop before memory and weights change
     if run.distills and episodes:
         require_skills(counts, memory, config.hindsight.min_coverage_iterations)
+    run.sampler.release()  # its memory is the update's
     with run.timer("update"):
         numbers = hyper(config, iteration + 1, memory.get("handoff"), memory.get("skipped", 0.0))
         state, metrics = run.update(state, batch, numbers)

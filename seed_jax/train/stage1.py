@@ -244,6 +244,7 @@ def _evaluate(run: Stage1, state: TrainState, done: int) -> None:
             **written_skills(run),
             **acting(run),
         }
+        run.sampler.release()  # its memory is the training's
     earlier = [e["val_loss"] for e in evaluations(run) if e["iteration"] > 0]  # the untrained model is no candidate
     record["best"] = done > 0 and record["val_loss"] < min(earlier, default=np.inf)
     if record["best"]:

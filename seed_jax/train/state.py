@@ -56,17 +56,34 @@ def state_shardings(
     )
 
 
-def init_state(params, optimizer, *, keep_reference: bool, keep_teacher: bool = False) -> TrainState:
-    """A fresh state around float32 master parameters (copied, so that donation cannot eat the caller's arrays)."""
+def init_state(
+    params, optimizer, *, keep_reference: bool, keep_teacher: bool = False, reference_dtype: Any = jnp.float32
+) -> TrainState:
+    """A fresh state around float32 master parameters (copied, so that donation cannot eat the caller's arrays).
+
+    reference_dtype: the model's compute dtype; the reference is kept as `frozen` keeps it
+    """
     master = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
-    copy = lambda wanted: jax.tree.map(jnp.array, master) if wanted else None  # noqa: E731
     return TrainState(
         params=master,
         opt_state=optimizer.init(master),
         step=jnp.zeros((), jnp.int32),
-        reference=copy(keep_reference),
-        teacher=copy(keep_teacher),
+        reference=frozen(master, reference_dtype) if keep_reference else None,
+        teacher=jax.tree.map(jnp.array, master) if keep_teacher else None,
     )
+
+
+def frozen(params, dtype) -> Any:
+    """A copy of weights that are only scored with, matrices in `dtype`: half the memory in bfloat16.
+
+    The model casts matrices and tables to its compute dtype before it uses them, so with that dtype scores are those
+    of the original, bit by bit. Norms and biases stay as they are: norms are computed in float32.
+    """
+    layers = {
+        name: jnp.array(x, dtype if x.ndim > 2 and "bias" not in name else None) for name, x in params["layers"].items()
+    }
+    rest = {name: jnp.array(x, dtype if x.ndim > 1 else None) for name, x in params.items() if name != "layers"}
+    return {**rest, "layers": layers}
 
 
 def apply_gradients(state: TrainState, grads, optimizer, lr) -> tuple[TrainState, dict]:

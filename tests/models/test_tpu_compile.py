@@ -63,5 +63,5 @@ def test_policy_gradient_compiles(topology, devices, kind, tensor, head_dim):
 
 def test_without_libtpu_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RuntimeError, match=r"libtpu is not installed; pip install -r requirements-tpu-check\.txt"):
+    with pytest.raises(aot.TopologyError, match=r"libtpu is not installed; pip install -r requirements-tpu-check\.txt"):
         aot.topology_mesh("v5e:2x2")

@@ -88,20 +88,25 @@ def test_programs_compile_for_a_tpu_host():
     import sys
 
     program = (
-        "import dataclasses, json; from seed_jax.sampler import aot\n"
-        "spec = dataclasses.replace(aot.QWEN25_3B, num_layers=2)\n"
-        "mesh = aot.replica_mesh('v5e:2x2', 4)\n"
-        "room = aot.make_room('acting', 8, 2048, 512, 128)\n"
-        "for name in ('decode', 'decode-paged', 'prefill-piece-paged'):\n"
-        "    print(json.dumps(aot.compile_report('v5e:2x2', name, spec, mesh, room, 8, 512, 1)._asdict()))"
+        "import dataclasses, json; import jax.numpy as jnp; from seed_jax import aot\n"
+        "from seed_jax.compile_check import chip_bytes; from seed_jax.models import published\n"
+        "from seed_jax.sampler import aot as programs; from seed_jax.sampler.rooms import make_room\n"
+        "spec = dataclasses.replace(published.spec('qwen2.5-3b'), num_layers=2)\n"
+        "mesh, room = aot.topology_mesh('v5e:2x2', tensor=4), make_room('acting', 8, 2048, 512, 128)\n"
+        "common = spec, mesh, room, jnp.dtype('bfloat16')\n"
+        "cache = chip_bytes(programs.abstract_cache(*common))\n"
+        "lowered = [programs.lower_decode(*common), programs.lower_paged('decode', *common, 512),\n"
+        "           programs.lower_paged('prefill', *common, 512, 4096)]\n"
+        "for memory in [low.compile().memory_analysis() for low in lowered]:\n"
+        "    print(json.dumps([cache, memory.argument_size_in_bytes, memory.temp_size_in_bytes]))"
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     reports = [json.loads(line) for line in done.stdout.strip().splitlines()]
     assert len(reports) == 3
-    for report in reports:
+    for cache, arguments, temporary in reports:
         # A quarter of the weights, and one kv head of two: columns x 2 layers x keys and values x 128 x 2 bytes
-        assert report["cache_bytes"] == 8 * 2568 * 2 * 2 * 128 * 2
-        assert report["cache_bytes"] < report["argument_bytes"] < 0.3e9
-        assert report["temp_bytes"] < 0.1e9
+        assert cache == 8 * 2568 * 2 * 2 * 128 * 2
+        assert cache < arguments < 0.3e9
+        assert temporary < 0.1e9

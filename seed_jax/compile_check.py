@@ -1,0 +1,381 @@
+"""What a run would need on a TPU slice, before there is one: its real programs, compiled on a host without a TPU.
+
+`programs` lists the programs that a run of a config compiles on a slice: the update, the step of stage 1, the way of
+the weights to the sampler, and the sampler's prefill and decode on one host. `check` compiles one and reports memory,
+work and time at the chip's peak. See seed_jax/aot.py for what compiling without a TPU needs.
+
+A program's memory is what it reads (arguments), writes (output, without what reuses an argument) and needs meanwhile
+(temp), and what else lies on the chip then (beside): the training state during a rollout, and the other room's cache.
+During an update nothing does: the sampler has given its memory back.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from seed_jax import aot, hlo, sharding
+from seed_jax.models import spec as spec_lib
+from seed_jax.models.spec import ModelSpec
+from seed_jax.sampler import aot as sampler_aot
+from seed_jax.sampler import decode, weights
+from seed_jax.sampler.rooms import STEPS, Room, pieces, rooms_of, with_bucket
+from seed_jax.train import factors, stage1
+from seed_jax.train.packing import Rows, Shape, bucket, pack
+from seed_jax.train.state import TrainState, init_state, make_optimizer, state_shardings
+from seed_jax.train.update import build_optimizer, build_update
+
+NAMES = ("update", "sft", "reshard", "prefill", "decode", "prefill_analysis", "decode_analysis")
+ROWS_A_CHIP = 4  # rows of a micro-batch on a chip, at most, where the config's number cannot be split
+# Tokens of an ALFWorld turn (measured: prompt 617; response 120 assumed), for the mini-batches of an iteration.
+TURN_TOKENS = 740
+_PROMPT_BUCKET = 128  # what the sampler pads prompts to on a TPU, at least
+_USED = re.compile(r"Used ([\d.]+)([GMK]) of ([\d.]+)G hbm")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+class Plan(NamedTuple):
+    """A config on a slice. settings: fields that had to change so that the rows can be split; minis: mini-batches of an
+    iteration; state_bytes: of the training state, on one chip."""
+
+    config: Any
+    spec: ModelSpec
+    topology: str
+    mesh: Mesh
+    decode_mesh: Mesh
+    settings: dict[str, int]
+    minis: int
+    state_bytes: float
+
+
+class Program(NamedTuple):
+    """lower() gives the program; rounds: of its loops whose bound is a run-time value; beside: bytes on the chip that
+    it does not know of."""
+
+    name: str
+    lower: Callable[[], Any]
+    rounds: int
+    beside: float
+
+
+class Report(NamedTuple):
+    """Of one program on one chip. Bytes as said in the module; flops, bytes, collectives (bytes that arrive, by kind)
+    and roofline_s of one run; bound: what roofline_s is the time of. A program that the compiler refuses for its memory
+    has the total from the compiler's message as temp_bytes, and no work."""
+
+    name: str
+    args_bytes: float
+    output_bytes: float
+    temp_bytes: float
+    beside_bytes: float
+    hbm_bytes: float
+    flops: float
+    bytes: float
+    collectives: dict[str, float]
+    lower_s: float
+    compile_s: float
+    roofline_s: float
+    bound: str
+
+    @property
+    def total_bytes(self) -> float:
+        return self.args_bytes + self.output_bytes + self.temp_bytes + self.beside_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.hbm_bytes
+
+    def as_json(self) -> dict[str, Any]:
+        gb = lambda size: round(size / 1e9, 3)  # noqa: E731
+        return {
+            "args_gb": gb(self.args_bytes),
+            "output_gb": gb(self.output_bytes),
+            "temp_gb": gb(self.temp_bytes),
+            "beside_gb": gb(self.beside_bytes),
+            "total_gb": gb(self.total_bytes),
+            "hbm_gb": gb(self.hbm_bytes),
+            "fits": self.fits,
+            "flops": self.flops,
+            "bytes": self.bytes,
+            "collective_bytes": sum(self.collectives.values()),
+            "collectives": self.collectives,
+            "roofline_s": float(f"{self.roofline_s:.3g}"),
+            "bound": self.bound,
+            "lower_s": round(self.lower_s, 1),
+            "compile_s": round(self.compile_s, 1),
+        }
+
+
+# -- a config on a slice -----------------------------------------------------------------------------------------------
+
+
+def plan(config, spec: ModelSpec, topology: str, rows_per_chip: int = 0) -> Plan:
+    """Raises aot.TopologyError for a slice that is not known, ValueError for meshes that do not fit it.
+
+    rows_per_chip: rows of a micro-batch on each chip; 0 takes the config's, or where they cannot be split over the
+        chips as many as leave the mini-batch as it is, at most ROWS_A_CHIP.
+    """
+    mesh = aot.topology_mesh(topology, tensor=config.mesh.tensor, fsdp=config.mesh.fsdp)
+    settings = split_rows(config, mesh.shape["fsdp"], rows_per_chip)
+    config = config.copy_and_resolve_references()
+    for field, value in settings.items():
+        config.pack[field.removeprefix("pack.")] = value
+    rows = config.rollout.tasks * config.rollout.group * config.env.max_steps * TURN_TOKENS / config.pack.row_tokens
+    minis = max(1, math.ceil(rows / (config.pack.rows_per_micro * config.pack.micros_per_mini)))
+    decode_mesh = weights.decode_mesh(mesh, config.mesh.decode_tensor)
+    made = Plan(config, spec, topology, mesh, decode_mesh, settings, minis, 0.0)
+    return made._replace(state_bytes=chip_bytes(abstract_state(made)[0]))
+
+
+def split_rows(config, fsdp: int, rows_per_chip: int = 0) -> dict[str, int]:
+    """{field: value} of pack.rows_per_micro and pack.micros_per_mini if they must change for `fsdp` parts."""
+    rows, micros = config.pack.rows_per_micro, config.pack.micros_per_mini
+    mini = rows * micros
+    if rows_per_chip:
+        rows = rows_per_chip * fsdp
+    elif rows % fsdp:
+        fitting = [n * fsdp for n in range(1, ROWS_A_CHIP + 1) if mini % (n * fsdp) == 0]
+        rows = max(fitting, default=fsdp)
+    else:
+        return {}
+    return {"pack.rows_per_micro": rows, "pack.micros_per_mini": max(1, mini // rows)}
+
+
+def chip_bytes(tree: Any) -> float:
+    """Bytes of a tree of shapes with shardings on one device."""
+    return float(sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)))
+
+
+def _placed(shapes: Any, places: Any) -> Any:
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
+
+
+def _float32_params(spec: ModelSpec) -> Any:
+    return spec_lib.map_weights(lambda weight: jax.ShapeDtypeStruct(weight.shape, jnp.float32), spec)
+
+
+def _abstract(plan: Plan, optimizer, **keep: Any) -> tuple[TrainState, TrainState]:
+    params = _float32_params(plan.spec)
+    kept = {name: value for name, value in keep.items() if name != "reference_dtype"}
+    places = sharding.param_shardings(plan.spec, plan.mesh, "train")
+    places = state_shardings(optimizer, params, places, plan.mesh, **kept)
+    return _placed(jax.eval_shape(lambda p: init_state(p, optimizer, **keep), params), places), places
+
+
+def abstract_state(plan: Plan) -> tuple[TrainState, TrainState]:
+    """(shapes with places, places) of the training state of the config's method."""
+    choices = factors.choices(plan.config)
+    return _abstract(
+        plan,
+        build_optimizer(plan.config),
+        keep_reference=choices.needs_reference,
+        keep_teacher=choices.keeps_teacher,
+        reference_dtype=plan.config.model.dtype,
+    )
+
+
+# -- its programs ------------------------------------------------------------------------------------------------------
+
+
+def programs(plan: Plan) -> list[Program]:
+    """All programs that a run of the config compiles, in the order of NAMES."""
+    made = [
+        Program("update", functools.partial(lower_update, plan), plan.minis, 0.0),
+        Program("sft", functools.partial(lower_sft, plan), _sft_micros(plan), 0.0),
+        Program("reshard", functools.partial(lower_reshard, plan), 1, _beside_reshard(plan)),
+    ]
+    return made + _sampler_programs(plan)
+
+
+def lower_update(plan: Plan):
+    """The update on a batch of the packed rows of an iteration, as train/packing.py allocates them."""
+    config = plan.config
+    state, places = abstract_state(plan)
+    p, taught = config.pack, factors.choices(config).needs_teacher
+    shape = Shape(p.row_tokens, p.scored_tokens_per_row, p.max_turns_per_row, p.teacher_row_tokens)
+    per_mini = p.rows_per_micro * p.micros_per_mini
+    one = pack([], shape, per_mini, taught)  # an empty mini-batch has every array of a batch
+    if config.distill.span != "all":
+        one = one.replace(span=one.mask)
+    minis = bucket(plan.minis, 1)
+    split, whole = sharding.batch_sharding(plan.mesh), sharding.replicated(plan.mesh)
+
+    def widen(x) -> jax.ShapeDtypeStruct:
+        shape = (x.shape[0] * minis, *x.shape[1:]) if np.ndim(x) else ()
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=split if shape else whole)
+
+    numbers = {name: jax.ShapeDtypeStruct((), jnp.float32, sharding=whole) for name in factors.numbers(config, 1, None)}
+    update = build_update(config, plan.spec, plan.mesh, places)
+    with jax.set_mesh(plan.mesh):
+        return update.lower(state, jax.tree.map(widen, one), numbers)
+
+
+def _sft_rows(plan: Plan) -> int:
+    rows, fsdp = plan.config.sft.rows_per_micro, plan.mesh.shape["fsdp"]
+    return rows if rows and rows % fsdp == 0 else fsdp
+
+
+def _sft_micros(plan: Plan) -> int:
+    return max(1, -(-plan.config.sft.batch // _sft_rows(plan)))
+
+
+def lower_sft(plan: Plan):
+    """One optimizer step of stage 1: sft.batch examples, at worst one a row."""
+    s = plan.config.sft
+    optimizer = make_optimizer(s.b1, s.b2, s.eps, s.weight_decay, s.grad_clip)
+    state, places = _abstract(plan, optimizer, keep_reference=False)
+    step, _ = stage1.build_programs(plan.config, plan.spec, plan.mesh, optimizer, places)
+    whole = sharding.replicated(plan.mesh)
+    lead = (_sft_micros(plan), _sft_rows(plan))
+    ints = lambda n: jax.ShapeDtypeStruct((*lead, n), jnp.int32, sharding=whole)  # noqa: E731
+    rows = Rows(*(ints(s.row_tokens) for _ in range(3)), ints(s.scored_tokens_per_row))
+    shares = jax.ShapeDtypeStruct((*lead, s.scored_tokens_per_row), jnp.float32, sharding=whole)
+    numbers = [jax.ShapeDtypeStruct((), dtype, sharding=whole) for dtype in (jnp.int32, jnp.float32)]
+    with jax.set_mesh(plan.mesh):
+        return step.lower(state, rows, shares, *numbers)
+
+
+def lower_reshard(plan: Plan):
+    """Training weights to the sampler's. Where a run would cast and move in two steps, because decoding has the devices
+    in another order, this is both in one with the order of training: the same bytes cross the network."""
+    ordered = Mesh(
+        plan.mesh.devices.reshape(plan.decode_mesh.devices.shape),
+        plan.mesh.axis_names,
+        axis_types=plan.mesh.axis_types,
+    )
+    params = _placed(_float32_params(plan.spec), sharding.param_shardings(plan.spec, plan.mesh, "train"))
+    with jax.set_mesh(ordered):
+        return weights.program(plan.spec, ordered, jnp.dtype(plan.config.model.dtype)).lower(params)
+
+
+def _beside_reshard(plan: Plan) -> float:
+    """The rest of the training state, and the copy that is cast before it moves."""
+    params = _placed(_float32_params(plan.spec), sharding.param_shardings(plan.spec, plan.mesh, "train"))
+    cast = plan.spec.num_params * jnp.dtype(plan.config.model.dtype).itemsize / plan.mesh.size
+    return plan.state_bytes - chip_bytes(params) + cast
+
+
+def _sampler_programs(plan: Plan) -> list[Program]:
+    """Of one replica on one host, with the longest prompt that the config allows."""
+    dtype = jnp.dtype(plan.config.model.dtype)
+    replica = Mesh(plan.decode_mesh.devices[:1], plan.mesh.axis_names, axis_types=plan.mesh.axis_types)
+    rooms = replica_rooms(plan)
+    cache = {room: chip_bytes(sampler_aot.abstract_cache(plan.spec, replica, room, dtype)) for room in rooms}
+    made = []
+    for room in rooms:
+        beside = plan.state_bytes + sum(cache.values()) - cache[room]
+        bucket_tokens = max(_PROMPT_BUCKET, plan.config.rollout.prompt_bucket)
+        size, window = max(pieces(room.prompt_tokens - 1, bucket_tokens, room.columns), key=lambda piece: piece[::-1])
+        ending = "" if room.name == "acting" else f"_{room.name}"
+        common = (plan.spec, replica, room, dtype)
+        made += [
+            Program(f"prefill{ending}", functools.partial(sampler_aot.lower_prefill, *common, size, window), 1, beside),
+            Program(f"decode{ending}", functools.partial(sampler_aot.lower_decode, *common), STEPS, beside),
+        ]
+    return made
+
+
+def replica_rooms(plan: Plan) -> list[Room]:
+    """The rooms of the config with one replica's share of a host's slots."""
+    first = plan.decode_mesh.devices[0, 0].process_index
+    replicas = sum(row[0].process_index == first for row in plan.decode_mesh.devices)
+    bucket_tokens = max(_PROMPT_BUCKET, plan.config.rollout.prompt_bucket)
+    rooms = [with_bucket(room, bucket_tokens) for room in rooms_of(plan.config)]
+    return [room._replace(slots=-(-room.slots // replicas)) for room in rooms]
+
+
+def kv_note(plan: Plan) -> str:
+    """How decoding is laid out, in words."""
+    tensor, hosts = plan.decode_mesh.shape["tensor"], {d.process_index for d in plan.mesh.devices.flat}
+    copies = decode.kv_copies(plan.spec, plan.decode_mesh)
+    return (
+        f"{plan.mesh.size} chips on {len(hosts)} hosts; training mesh fsdp {plan.mesh.shape['fsdp']} x tensor "
+        f"{plan.mesh.shape['tensor']}; decoding: {tensor} chip{'s' if tensor > 1 else ''} a copy of the model"
+        + (f", every kv head {copies} times" if copies > 1 else "")
+    )
+
+
+# -- compiling ---------------------------------------------------------------------------------------------------------
+
+
+def check(program: Program, chip: aot.Chip) -> Report:
+    """Compiles one program. What is too large for the chip's memory gives a report that does not fit."""
+    start = time.perf_counter()
+    lowered = program.lower()
+    middle = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        used = _USED.search(str(error))
+        if used is None:
+            raise
+        refused = float(used[1]) * _UNITS[used[2]]
+        return Report(
+            program.name, 0.0, 0.0, refused, program.beside, chip.hbm_bytes, 0.0, 0.0, {}, middle - start,
+            time.perf_counter() - middle, 0.0, "memory",
+        )  # fmt: skip
+    compile_s = time.perf_counter() - middle
+    memory, cost = compiled.memory_analysis(), hlo.cost(compiled.as_text(), program.rounds)
+    times = {
+        "compute": cost.flops / chip.flops,
+        "HBM": cost.bytes / chip.hbm_bytes_s,
+        "network": sum(cost.collectives.values()) / chip.network_bytes_s,
+    }
+    bound = max(times, key=times.get)
+    return Report(
+        program.name,
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        memory.temp_size_in_bytes,
+        program.beside,
+        chip.hbm_bytes,
+        cost.flops,
+        cost.bytes,
+        cost.collectives,
+        middle - start,
+        compile_s,
+        times[bound],
+        bound,
+    )
+
+
+def advice(plan: Plan, report: Report) -> list[str]:
+    """What to change, most effective first, for a program that does not fit."""
+    config, tensor = plan.config, plan.decode_mesh.shape["tensor"]
+    host = sum(d.process_index == plan.mesh.devices.flat[0].process_index for d in plan.mesh.devices.flat)
+    wider = f"--config.mesh.decode_tensor={2 * tensor} (a copy of the model on {2 * tensor} chips)"
+    found = []
+    if report.name in ("update", "sft"):
+        rows = config.pack.rows_per_micro if report.name == "update" else _sft_rows(plan)
+        if plan.state_bytes > 0.6 * report.hbm_bytes:
+            found.append(f"more chips: the training state alone takes {plan.state_bytes / 1e9:.1f} GB of each")
+        if config.model.remat != "full":
+            found.append(f"--config.model.remat=full (now {config.model.remat})")
+        if report.name == "update" and rows > plan.mesh.shape["fsdp"]:
+            less, micros = rows // 2 // plan.mesh.shape["fsdp"] * plan.mesh.shape["fsdp"], config.pack.micros_per_mini
+            less = max(less, plan.mesh.shape["fsdp"])
+            found.append(
+                f"--config.pack.rows_per_micro={less} --config.pack.micros_per_mini={rows * micros // less} (the same "
+                "mini-batch in smaller steps)"
+            )
+        if plan.mesh.shape["tensor"] == 1 and plan.mesh.size > 1 and not found:
+            found.append("--config.mesh.tensor=2 (heads and ffn of each layer on two chips)")
+        field = "pack.row_tokens, pack.teacher_row_tokens" if report.name == "update" else "sft.row_tokens"
+        found.append(f"shorter rows: {field}")
+    else:
+        if host % (2 * tensor) == 0:
+            found.append(wider)
+        if report.name != "reshard":
+            found.append("fewer slots: rollout.batch or rollout.analysis_batch")
+            found.append("shorter requests: rollout.max_prompt_tokens, hindsight.max_analysis_tokens")
+    found.append("a slice with more chips" if report.name in ("update", "sft") else "a chip with more memory")
+    return found
