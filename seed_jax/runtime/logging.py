@@ -21,6 +21,9 @@ CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 EPISODES_FILE = "episodes.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
+OUTCOMES_FILE = "outcomes.jsonl"
+TRAJECTORIES_FILE = "trajectories.jsonl"
+PANEL_TRAJECTORIES_FILE = "trajectories_panel.jsonl"
 SUMMARY_FILE = "summary.json"
 GAMES_FILE = "games.json"
 # Everything a trainer writes; --overwrite removes these and nothing else.
@@ -28,6 +31,9 @@ OWN_FILES = (
     METRICS_FILE,
     EPISODES_FILE,
     EVALUATIONS_FILE,
+    OUTCOMES_FILE,
+    TRAJECTORIES_FILE,
+    PANEL_TRAJECTORIES_FILE,
     SUMMARY_FILE,
     GAMES_FILE,
     "checkpoints",

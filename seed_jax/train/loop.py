@@ -21,6 +21,9 @@ from seed_jax.runtime.checkpoint import Checkpointer
 from seed_jax.runtime.logging import (
     EPISODES_FILE,
     EVALUATIONS_FILE,
+    OUTCOMES_FILE,
+    PANEL_TRAJECTORIES_FILE,
+    TRAJECTORIES_FILE,
     EpisodeWriter,
     MetricsWriter,
     PhaseTimer,
@@ -33,11 +36,19 @@ from seed_jax.runtime.logging import (
 from seed_jax.runtime.signals import stop_on_signals
 from seed_jax.sampler.engine import sampler_of
 from seed_jax.tasks import schedule
-from seed_jax.train import factors
+from seed_jax.train import factors, trajectories
 from seed_jax.train.compiled import shared_update
 from seed_jax.train.finish import finish
 from seed_jax.train.groups import gather, round_number
-from seed_jax.train.metrics import conditions, episode_record, eval_metrics, note_gap, report, rollout_metrics
+from seed_jax.train.metrics import (
+    conditions,
+    episode_record,
+    eval_metrics,
+    note_gap,
+    outcome_record,
+    report,
+    rollout_metrics,
+)
 from seed_jax.train.packing import Shape, fill, pack
 from seed_jax.train.samples import batch_samples
 from seed_jax.train.state import TrainState, as_tree, from_tree, init_state, state_shardings
@@ -116,14 +127,14 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
         metrics = memory.pop("unfinished", None)  # of an iteration that was stopped after its update
         try:
             if not read_jsonl(workdir / EVALUATIONS_FILE):
-                _evaluate(run, 0)
+                _evaluate(run, state, 0)
             while metrics is not None or done < config.iterations:
                 if metrics is None:
                     state, metrics = _iteration(run, state, done, memory)
                     done += 1
                 last = done == config.iterations
                 if last or (config.eval.every and done % config.eval.every == 0):
-                    metrics |= eval_metrics(_evaluate(run, done))
+                    metrics |= eval_metrics(_evaluate(run, state, done))
                 metrics |= run.timer.collect()
                 run.metrics.write(done, metrics)
                 report(run.progress, done, metrics)
@@ -132,7 +143,7 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
                     checkpoints.save(done, as_tree(state), {"memory": memory})
                 run.on_turn(0, 0)
             if read_jsonl(workdir / EVALUATIONS_FILE)[-1]["iteration"] < done:  # fewer iterations are asked for now
-                _evaluate(run, done)
+                _evaluate(run, state, done)
         except Interrupted:
             checkpoints.save(done, as_tree(state), {"memory": memory | ({"unfinished": metrics} if metrics else {})})
             run.progress.message(f"stopped after iteration {done}; saved. The same command resumes.")
@@ -185,6 +196,8 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     run.on_turn(0, 0)  # the last moment to stop before memory and weights change
     if run.distills and episodes:
         require_skills(counts, memory, config.hindsight.min_coverage_iterations)
+    with run.timer("trajectories"):  # under the weights that the update starts from
+        trajectories.record_rollout(run, state, iteration, episodes)
     with run.timer("update"):
         state, metrics = run.update(state, batch, hyper(config, iteration + 1, memory.get("handoff")))
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
@@ -197,13 +210,17 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     return state, {**rollout_metrics(played, counts), **skill_metrics, "pack/fill": fill(batch), **metrics}
 
 
-def _evaluate(run: Run, iteration: int) -> list[dict]:
-    """The panel at every temperature; appended to evaluations.jsonl."""
+def _evaluate(run: Run, state: TrainState, iteration: int) -> list[dict]:
+    """The panel at every temperature; appended to evaluations.jsonl, each game's outcome to outcomes.jsonl."""
     with run.timer("eval"):
-        results = evaluate.evaluate_all(run)
+        played = evaluate.evaluate_all(run)
     run.turns.close()
-    for result in results:
+    results = [result for result, _ in played]
+    for result, episodes in played:
         append_jsonl(run.workdir / EVALUATIONS_FILE, {"iteration": iteration, **result})
+        append_jsonl(run.workdir / OUTCOMES_FILE, outcome_record(iteration, result, episodes))
+    with run.timer("trajectories"):
+        trajectories.record_panel(run, state, iteration, played[0][1])
     shown = ", ".join(f"{r['success_rate']:.3f} +- {r['standard_error']:.3f} ({conditions(r)})" for r in results)
     run.progress.message(f"held-out success after iteration {iteration}: {shown}, {results[0]['games']} games")
     return results
@@ -221,6 +238,8 @@ def _restore(run: Run, checkpoints: Checkpointer, resuming: bool) -> tuple[Train
     if resuming:
         # The metrics of an unfinished iteration are still to be written, even if an earlier resumption wrote them.
         recorded = done - ("unfinished" in memory) if restored else -1
-        run.metrics.truncate_after(recorded, run.workdir / EVALUATIONS_FILE)
-        truncate_jsonl(run.episodes.path, done if restored else -1)
+        of_evaluations = (EVALUATIONS_FILE, OUTCOMES_FILE, PANEL_TRAJECTORIES_FILE)
+        run.metrics.truncate_after(recorded, *(run.workdir / name for name in of_evaluations))
+        for path in (run.episodes.path, run.workdir / TRAJECTORIES_FILE):
+            truncate_jsonl(path, done if restored else -1)
     return state, done, memory

@@ -16,10 +16,12 @@ PENALTY_ONLY_WARNING = 0.25
 
 
 def rollout_metrics(episodes: Sequence[Episode], counts: Counter) -> dict:
-    summary = evaluate.summarize([episode for episode in episodes if not episode.error])
+    played = [episode for episode in episodes if not episode.error]
+    summary = evaluate.summarize(played, [episode.group for episode in played])
     tokens = [len(turn.response_ids) for episode in episodes for turn in episode.turns]
     metrics = {
         "rollout/success_rate": summary["success_rate"],
+        "rollout/standard_error": summary["standard_error"],
         "rollout/steps": summary["steps"],
         "rollout/turns": len(tokens),
         "rollout/valid_rate": summary["valid_rate"],
@@ -70,6 +72,19 @@ def episode_record(episode: Episode) -> dict:
                 "admissible": turn.admissible,
             }
             for turn in episode.turns
+        ],
+    }
+
+
+def outcome_record(iteration: int, result: dict, episodes: Sequence[Episode]) -> dict:
+    """What every game of an evaluation came to: runs on the same panel are compared game by game."""
+    return {
+        "iteration": iteration,
+        "temperature": result["temperature"],
+        "with_skills": result["with_skills"],
+        "outcomes": [
+            {"task": episode.task_id, "family": episode.family, "won": episode.won, "steps": len(episode.turns)}
+            for episode in episodes
         ],
     }
 

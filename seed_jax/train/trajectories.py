@@ -1,0 +1,212 @@
+"""Episodes for the trajectory page: every token of a sampled few, with its log-probs under each view of the prompt.
+
+Views: the *student* reads the prompt as the policy did, the *teacher* reads the episode's skill in it, *wrong* the
+skill of another task. All are scored under the weights before the update, in calls of one fixed shape beside it. The
+sample is small and chosen by outcome; rates belong to metrics.jsonl, not to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from seed_jax.hindsight.analyzer import analyze
+from seed_jax.runtime.logging import PANEL_TRAJECTORIES_FILE, TRAJECTORIES_FILE, append_jsonl
+from seed_jax.spans import tag_span
+from seed_jax.train import factors
+from seed_jax.train.packing import Sample, Shape
+from seed_jax.train.scoring import score
+from seed_jax.train.state import TrainState
+from seed_jax.train.update import model_placement
+from seed_jax.types import Episode
+
+PANEL_STREAM = (1 << 29) + 2  # of the analyses of panel episodes, which training never makes
+_DIGITS = 3  # of a log-prob in the file, nats
+_BROKEN = "\ufffd"  # what a decoder writes for a character that is not complete
+
+
+def record_rollout(run, state: TrainState, iteration: int, episodes: Sequence[Episode]) -> None:
+    """Appends some of an iteration's episodes (iteration counted from 0) to trajectories.jsonl, where it is due."""
+    log = run.config.log
+    due = log.trajectories_every and (iteration % log.trajectories_every == 0 or iteration + 1 == run.config.iterations)
+    if due:
+        chosen = pick_pairs(episodes, log.trajectories_per_iteration)
+        wrong = wrong_skills(chosen, episodes)
+        _write(run, state, TRAJECTORIES_FILE, iteration + 1, chosen, wrong, run.setup.train_tasks)
+
+
+def record_panel(run, state: TrainState, iteration: int, episodes: Sequence[Episode]) -> None:
+    """Appends the same few panel games, as the weights after `iteration` updates play them, with the skills that these
+    weights write about them, to trajectories_panel.jsonl."""
+    chosen = pick_panel(episodes, run.config.log.trajectories_panel)
+    if chosen and run.distills:
+        if run.skills.source == "self_hindsight":
+            analyze(run.sampler, run.tokenizer, chosen, run.config.hindsight, run.config.env.prompt, PANEL_STREAM)
+        run.skills.assign(chosen)
+    if chosen:
+        _write(run, state, PANEL_TRAJECTORIES_FILE, iteration, chosen, wrong_skills(chosen, chosen), run.setup.panel)
+
+
+def _write(run, state: TrainState, file: str, iteration: int, chosen, wrong, tasks: Sequence[Any]) -> None:
+    scores = score_views(run, state, chosen, wrong) if run.distills else {}
+    by_id = {task.id: task for task in tasks}
+    for place, episode in enumerate(chosen):
+        record = trajectory(run.tokenizer, episode, wrong[place], {t: v for (e, t), v in scores.items() if e == place})
+        for t, turn in enumerate(record["turns"]):
+            turn["kind"] = run.setup.world.domain.row_class(by_id[episode.task_id], episode, t)
+        append_jsonl(run.workdir / file, {"iteration": iteration, **record})
+
+
+# -- which episodes ----------------------------------------------------------------------------------------------------
+
+
+def pick_pairs(episodes: Sequence[Episode], count: int) -> list[Episode]:
+    """At most `count` played episodes: of groups spread over the iteration the first that won and the first that lost,
+    or the first two where all ended alike."""
+    groups: dict[int, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        if episode.turns and not episode.error:
+            groups[episode.group].append(episode)
+    pairs = []
+    for members in groups.values():
+        first = {episode.won: episode for episode in reversed(members)}
+        pairs.append([first[True], first[False]] if len(first) == 2 else members[:2])
+    wanted = min(len(pairs), -(-count // 2))
+    spread = [pairs[len(pairs) * i // wanted] for i in range(wanted)]
+    return [episode for pair in spread for episode in pair][:count]
+
+
+def pick_panel(episodes: Sequence[Episode], count: int) -> list[Episode]:
+    """`count` panel episodes, families in turn: the first of each, then the second of each, ..."""
+    families: dict[str, int] = defaultdict(int)
+    ranked = []
+    for place, episode in enumerate(episodes):
+        ranked.append((families[episode.family], place))
+        families[episode.family] += 1
+    return [episodes[place] for _, place in sorted(ranked)[:count] if episodes[place].turns]
+
+
+def wrong_skills(chosen: Sequence[Episode], episodes: Sequence[Episode]) -> list[Any]:
+    """For each chosen episode the skill of the next one (in order, from the start behind the last) with another goal
+    and another text; None where there is none."""
+    places = {id(episode): place for place, episode in enumerate(episodes)}
+    found = []
+    for episode in chosen:
+        start = places[id(episode)] + 1
+        later = (episodes[i % len(episodes)] for i in range(start, start + len(episodes) - 1))
+        mine = episode.skill.text if episode.skill else None
+        found.append(
+            next(
+                (
+                    e.skill
+                    for e in later
+                    if e.skill and e.skill.text and e.goal != episode.goal and e.skill.text != mine
+                ),
+                None,
+            )
+        )
+    return found
+
+
+# -- log-probs ---------------------------------------------------------------------------------------------------------
+
+
+def teacher_weights(config, state: TrainState):
+    """The weights that the update scores the teacher's prompts with, at its start."""
+    choices = factors.choices(config)
+    return (
+        state.teacher if choices.keeps_teacher else {"frozen_init": state.reference}.get(choices.teacher, state.params)
+    )
+
+
+def score_views(
+    run, state: TrainState, chosen: Sequence[Episode], wrong
+) -> dict[tuple[int, int], dict[str, np.ndarray]]:
+    """{(place of the episode, turn): {view: log-probs of the response tokens, [n] nats}}; views that do not exist (no
+    skill, no room for it) are left out."""
+    config, counts = run.config, Counter()
+    limit = config.rollout.max_prompt_tokens + config.hindsight.max_skill_tokens
+    other = [dataclasses.replace(episode, skill=skill) for episode, skill in zip(chosen, wrong, strict=True)]
+    prompts = {
+        "student": {
+            (e, t): turn.prompt_ids for e, episode in enumerate(chosen) for t, turn in enumerate(episode.turns)
+        },
+        "teacher": run.skills.teacher_prompts(chosen, limit, counts),
+        # A library that is searched anew for each prompt finds the right skill whatever it is given.
+        "wrong": {} if run.skills.per_turn else run.skills.teacher_prompts(other, limit, counts),
+    }
+    p, (attention, mesh) = config.pack, model_placement(config, run.spec, run.mesh)
+    shape = Shape(p.teacher_row_tokens, p.scored_tokens_per_row, p.max_turns_per_row)
+    result: dict[tuple[int, int], dict[str, np.ndarray]] = defaultdict(dict)
+    for view, found in prompts.items():
+        params = state.params if view == "student" else teacher_weights(config, state)
+        samples = [Sample(ids, chosen[e].turns[t].response_ids) for (e, t), ids in found.items()]
+        settings = dict(dtype=jnp.dtype(config.model.dtype), attention=attention, mesh=mesh)
+        scores = score(params, run.spec, samples, shape, p.rows_per_micro, **settings)
+        for key, values in zip(found, scores, strict=True):
+            result[key][view] = values
+    return result
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+def trajectory(tokenizer, episode: Episode, wrong, scores: dict[int, dict[str, np.ndarray]]) -> dict[str, Any]:
+    """An episode as JSON. Each of `tokens` has its text (their concatenation is the reply, special tokens included) and
+    a log-prob in each view; without `scores` the sampler's own are the student's. thought, action: [start, stop) of the
+    tokens inside the tags."""
+
+    def turn_record(number: int) -> dict[str, Any]:
+        turn = episode.turns[number]
+        views = scores.get(number) or {"student": turn.logprobs}
+        spans = {
+            name: tag_span(tokenizer, turn.response_ids, tag)
+            for name, tag in (("thought", "think"), ("action", "action"))
+        }
+        return {
+            "observation": turn.observation,
+            "command": turn.command,
+            "valid": turn.valid,
+            "admissible": turn.admissible,
+            "skill": episode.skill.at(number) if episode.skill else None,
+            "tokens": token_texts(tokenizer, turn.response_ids),
+            **{view: [round(float(x), _DIGITS) for x in values] for view, values in views.items()},
+            **{name: [span.start, span.stop] for name, span in spans.items() if span.stop},
+        }
+
+    return {
+        "task": episode.task_id,
+        "family": episode.family,
+        "goal": episode.goal,
+        "group": episode.group,
+        "index": episode.index,
+        "won": episode.won,
+        "reward": episode.reward,
+        "skill": episode.skill.text if episode.skill else None,
+        "skill_error": episode.skill_error,
+        "wrong_skill": wrong.text if wrong else None,
+        "given_skill": episode.given.text if episode.given else None,
+        "turns": [turn_record(number) for number in range(len(episode.turns))],
+    }
+
+
+def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text of those before it; a character made of several tokens stands at its last one.
+
+    Only the last few tokens are decoded again for each: decoding every prefix would be quadratic in the reply.
+    """
+    decode = lambda part: tokenizer.decode(list(part), skip_special_tokens=False)  # noqa: E731
+    texts, start, known = [], 0, 0  # tokens start..known are context, known.. wait for their character to be complete
+    for stop in range(1, len(ids) + 1):
+        before, now = decode(ids[start:known]), decode(ids[start:stop])
+        if now.endswith(_BROKEN) and stop < len(ids):
+            texts.append("")
+            continue
+        texts.append(now[len(before) :])
+        start, known = known, stop
+    return texts

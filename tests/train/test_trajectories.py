@@ -1,0 +1,143 @@
+"""What the trajectory page is made of: which episodes, whose log-probs, texts of tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from seed_jax.runtime.logging import read_jsonl
+from seed_jax.train import trajectories
+from seed_jax.types import Episode, Skill, Turn
+from tests import tiny
+
+
+def episode(
+    index: int, group: int = 0, won: bool = False, goal: str = "a", family: str = "f", skill: str | None = None
+):
+    turn = Turn("", [1], [2], np.zeros(1), "", "", None, True, True)
+    return Episode(
+        f"t{group}", family, goal, group, index, turns=[turn], won=won, skill=skill and Skill("", skill, ())
+    )  # fmt: skip
+
+
+# -- which episodes ----------------------------------------------------------------------------------------------------
+
+
+def test_pairs_hold_both_outcomes_and_are_spread_over_the_groups():
+    won = {(0, 2), (1, 0), (1, 1), (3, 1)}
+    played = [episode(3 * g + i, g, won=(g, i) in won) for g in range(4) for i in range(3)]
+    assert [e.index for e in trajectories.pick_pairs(played, 4)] == [2, 0, 6, 7]  # groups 0 (mixed) and 2 (all lost)
+    assert [e.index for e in trajectories.pick_pairs(played, 3)] == [2, 0, 6]
+    assert [e.index for e in trajectories.pick_pairs(played, 100)] == [2, 0, 3, 5, 6, 7, 10, 9]
+    broken = [dataclasses.replace(played[0], error="lost"), dataclasses.replace(played[1], turns=[])]
+    assert trajectories.pick_pairs(broken, 4) == []
+
+
+def test_panel_takes_families_in_turn():
+    played = [episode(i, i, family=f) for i, f in enumerate("aaabbc")]
+    assert [e.index for e in trajectories.pick_panel(played, 4)] == [0, 3, 5, 1]
+    assert trajectories.pick_panel(played, 0) == []
+
+
+def test_wrong_skill_is_of_the_next_other_goal_with_another_text():
+    played = [
+        episode(0, goal="a", skill="one"), episode(1, goal="a", skill="two"), episode(2, goal="b", skill="one"),
+        episode(3, goal="b"), episode(4, goal="c", skill="three"),
+    ]  # fmt: skip
+    found = trajectories.wrong_skills([played[0], played[3], played[4]], played)
+    assert [skill.text for skill in found] == ["three", "three", "one"]
+    assert trajectories.wrong_skills(played[:2], played[:2]) == [None, None]
+
+
+# -- texts of tokens ---------------------------------------------------------------------------------------------------
+
+
+def test_token_texts_add_up_to_the_reply():
+    words = tiny.tokenizer()
+    ids = words("<think> go to shelf 1 . </think> <action> go to shelf 1 </action>", add_special_tokens=False)[
+        "input_ids"
+    ]
+    ids.append(words.eos_token_id)
+    texts = trajectories.token_texts(words, ids)
+    assert len(texts) == len(ids) and "".join(texts) == words.decode(ids)
+    assert "shelf 1" in [text.strip() for text in texts] and texts[-1].strip() == "<eos>"
+
+
+def test_a_character_of_several_tokens_stands_at_its_last_one():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    bytewise = PreTrainedTokenizerFast(tokenizer_object=core)
+    ids = bytewise("aé 🚀b")["input_ids"]
+    assert trajectories.token_texts(bytewise, ids) == ["a", "", "é", " ", "", "", "", "🚀", "b"]
+    cut = trajectories.token_texts(bytewise, ids[:-2])  # the reply ends inside the rocket
+    assert len(cut) == len(ids) - 2 and "".join(cut) == bytewise.decode(ids[:-2])
+
+
+# -- records of a run --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded(model_dir, tmp_path_factory, planner_skills):
+    """A run whose trajectories hold every training episode."""
+    config = tiny.config(model_dir)
+    config.old_logprobs = "recompute"
+    config.log.trajectories_per_iteration = config.rollout.tasks * config.rollout.group
+    config.log.diagnostics_episodes, config.log.tensorboard = 0, False
+    workdir = tmp_path_factory.mktemp("recorded")
+    tiny.run(config, workdir)
+    return workdir
+
+
+@pytest.mark.slow
+def test_gaps_are_those_that_the_update_saw(recorded):
+    records, metrics = read_jsonl(recorded / "trajectories.jsonl"), read_jsonl(recorded / "metrics.jsonl")
+    assert [r["iteration"] for r in records] == [1] * 6 + [2] * 6
+    for metric in metrics:
+        turns = [
+            turn for r in records if r["iteration"] == metric["iteration"] for turn in r["turns"] if "teacher" in turn
+        ]
+        gaps = np.concatenate([np.array(turn["teacher"]) - np.array(turn["student"]) for turn in turns])
+        assert np.abs(gaps).max() > 0.01
+        assert gaps.mean() == pytest.approx(metric["opd/gap_mean"], abs=5e-4)  # three digits in the file
+        assert np.abs(gaps).mean() == pytest.approx(metric["opd/gap_size"], abs=1e-3)
+
+
+@pytest.mark.slow
+def test_records_say_what_the_episodes_say(recorded):
+    records = read_jsonl(recorded / "trajectories.jsonl")
+    episodes = {(e["iteration"], e["index"]): e for e in read_jsonl(recorded / "episodes.jsonl")}
+    views = set()
+    for record in records:
+        same = episodes[record["iteration"], record["index"]]
+        for name in ("task", "goal", "won", "skill", "skill_error", "given_skill"):
+            assert record[name] == same[name], name
+        for turn, expected in zip(record["turns"], same["turns"], strict=True):
+            assert (turn["observation"], turn["command"]) == (expected["observation"], expected["command"])
+            assert "".join(turn["tokens"]).replace("<eos>", "").strip() == expected["response"].strip()
+            assert all(len(turn[v]) == len(turn["tokens"]) for v in ("student", "teacher", "wrong") if v in turn)
+            assert ("teacher" in turn) == (record["skill"] is not None)
+            assert ("wrong" in turn) == (record["wrong_skill"] is not None)
+            views |= turn.keys()
+            if "action" in turn and turn["admissible"]:
+                start, stop = turn["action"]
+                assert "".join(turn["tokens"][start:stop]).strip() == turn["command"]
+    assert {"teacher", "wrong", "thought", "action", "kind"} <= views
+
+
+@pytest.mark.slow
+def test_panel_games_are_the_same_at_every_evaluation(recorded):
+    records = read_jsonl(recorded / "trajectories_panel.jsonl")
+    games = {i: [r["task"] for r in records if r["iteration"] == i] for i in (0, 2)}
+    assert games[0] == games[2] and len(set(games[0])) == 2
+    outcomes = read_jsonl(recorded / "outcomes.jsonl")
+    evaluations = read_jsonl(recorded / "evaluations.jsonl")
+    for result, evaluation in zip(outcomes, evaluations, strict=True):
+        assert (result["iteration"], result["temperature"]) == (evaluation["iteration"], evaluation["temperature"])
+        assert np.mean([o["won"] for o in result["outcomes"]]) == evaluation["success_rate"]
