@@ -1,0 +1,424 @@
+"""The page of one run: what it has learned on held-out games, what it did on training games, and what went wrong."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from seed_jax.report import charts, markup
+from seed_jax.report.charts import Bar, Line
+from seed_jax.report.runs import Run
+from seed_jax.runtime.logging import duration
+
+SOURCES = ("true", "self", "wrong")
+_MAX_EXPONENT = 500.0  # math.exp overflows beyond 709
+_WARN_PENALTY = 0.25  # of groups that differ in the penalty alone; train/metrics.py warns at the same share
+
+
+def body(run: Run, classes: Mapping[str, Mapping[str, Any]], figures: Sequence[str] | str) -> str:
+    """classes: what `gaps_by_class` says; figures: files drawn for papers, or why there are none."""
+    sections = [
+        header(run),
+        '<h2>Held-out games <small>never trained on; the result of the run</small></h2><div class="grid">',
+        held_out(run),
+        families(run),
+        "</div><h2>Training games <small>what it learns from, at the sampling temperature; not a result</small></h2>"
+        '<div class="grid">',
+        training(run),
+        responses(run),
+        "</div>",
+        *teacher(run, classes),
+        '<h2>The machine</h2><div class="grid">',
+        phases(run),
+        norms(run),
+        anomalies(run),
+        "</div>",
+        figure_list(figures),
+        settings(run),
+    ]
+    return "\n".join(sections)
+
+
+def header(run: Run) -> str:
+    c = run.config
+    headline = run.conditions[0] if run.conditions else None
+    facts = []
+    if headline:
+        points = run.curve(headline)
+        first, last = points[0], points[-1]
+        facts.append(("before", pm(first["success_rate"], first["standard_error"])))
+        facts.append((f"after {last['iteration']} iterations", pm(last["success_rate"], last["standard_error"])))
+        facts.append(("gain", signed(last["success_rate"] - first["success_rate"])))
+        facts.append(("mean over families", f"{last['macro_success_rate']:.3f}"))
+        facts.append(("held-out games", last["games"]))
+    seconds = sum(v for m in run.metrics for k, v in m.items() if k.startswith("time/") and v)
+    facts.append(("time", duration(seconds)))
+    tiles = "".join(f"<div><dt>{markup.text(name)}</dt><dd>{markup.text(value)}</dd></div>" for name, value in facts)
+    state = (
+        ""
+        if run.summary
+        else markup.warning(
+            f"This run has no summary.json: {run.iterations} of {c['iterations']} iterations are recorded."
+        )
+    )
+    under = f" Success is that at {headline}, ± one standard error over games." if headline else ""
+    return (
+        f'<div class="head"><h1>{markup.text(run.method)} <small>seed {run.seed}</small></h1>'
+        f'<p class="lead">{markup.text(c["env.name"])}, {markup.text(c["env.data"])} games; {run.iterations} iterations of '
+        f'{c["rollout.tasks"] * c["rollout.group"]} episodes; model {markup.text(_short_model(c["model.init"]))}.{markup.text(under)}</p>'
+        f'{state}<dl class="tiles">{tiles}</dl></div>'
+    )  # fmt: skip
+
+
+def _short_model(name: str) -> str:
+    return "/".join(name.rstrip("/").split("/")[-2:])
+
+
+def held_out(run: Run) -> str:
+    lines = [
+        Line(name, [e["iteration"] for e in points], [e["success_rate"] for e in points], [e["standard_error"] for e in points], place)
+        for place, name in enumerate(run.conditions)
+        for points in [run.curve(name)]
+    ]  # fmt: skip
+    rows = [
+        [e["iteration"], name, pm(e["success_rate"], e["standard_error"]), pm(e["macro_success_rate"], e["macro_standard_error"]), e["games"]]
+        for name in run.conditions
+        for e in run.curve(name)
+    ]  # fmt: skip
+    chart = charts.line_chart(lines, "Held-out success by iteration", (0.0, 1.0))
+    return markup.card(
+        "Success",
+        charts.legend(run.conditions)
+        + chart
+        + markup.details(
+            "Numbers", markup.table(["iteration", "condition", "success", "mean over families", "games"], rows, left=0)
+        ),
+        "Every game of the frozen panel once. Bands: one standard error over games.",
+    )
+
+
+def families(run: Run) -> str:
+    if not run.conditions:
+        return ""
+    points = run.curve(run.conditions[0])
+    first, last = points[0], points[-1]
+    both = [first, last] if first is not last else [last]
+    names = [f"after {e['iteration']} iterations" if e["iteration"] else "before training" for e in both]
+    rows = [
+        Bar(family, [e["family"].get(family) for e in both], [e["family_standard_error"].get(family) for e in both])
+        for family in last["family"]
+    ]
+    counts = last["family_episodes"]
+    numbers = [
+        [row.name, counts[row.name], *(pm(v, e) for v, e in zip(row.values, row.errors, strict=True))] for row in rows
+    ]
+    return markup.card(
+        "By task family",
+        charts.blocks(names)
+        + charts.bars(rows, names, "Held-out success by task family")
+        + markup.details("Numbers", markup.table(["family", "games", *names], numbers)),
+        f"{run.conditions[0]}; whiskers: one standard error.",
+    )
+
+
+def training(run: Run) -> str:
+    x, y = run.series("rollout/success_rate")
+    errors = run.series("rollout/standard_error")[1]
+    known = len(errors) == len(y)
+    lines = [Line("success", x, y, errors if known else None, 0)]
+    for place, (name, metric) in enumerate(
+        (("admissible commands", "rollout/admissible_rate"), ("valid form", "rollout/valid_rate")), 1
+    ):
+        lines.append(Line(name, *run.series(metric), None, place))
+    note = (
+        "Episodes at the sampling temperature. Band: one standard error over tasks."
+        if known
+        else "No standard errors: this run was recorded without them."
+    )
+    return markup.card(
+        "Success and form",
+        charts.legend([line.name for line in lines])
+        + charts.line_chart(lines, "Training success by iteration", (0.0, 1.0)),
+        note,
+    )
+
+
+def responses(run: Run) -> str:
+    length, steps = (
+        Line("tokens a reply", *run.series("rollout/response_tokens")),
+        Line("turns an episode", *run.series("rollout/steps"), None, 1),
+    )
+    limit = run.config["rollout.max_response_tokens"]
+    return markup.card(
+        "Length",
+        charts.legend([length.name, steps.name])
+        + charts.line_chart([length, steps], "Response length and episode length"),
+        f"A reply may have {limit} tokens, an episode {run.config['env.max_steps']} turns.",
+    )
+
+
+def teacher(run: Run, classes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What skills did; nothing for a method without a teacher."""
+    if not any(m.get("opd/coverage") is not None for m in run.metrics):
+        return []
+    skills = [
+        Line("parse rate", *run.series("skill/parse_rate"), None, 0),
+        Line("turns with a skill", *run.series("opd/coverage"), None, 1),
+    ]
+    gate = [
+        Line("mean", *run.series("opd/gate_mean"), None, 0),
+        Line("share above one half", *run.series("opd/gate_high"), None, 1),
+        Line("share saturated", *run.series("opd/gate_saturated"), None, 2),
+    ]
+    gap = [
+        Line("won episodes", *run.series("opd/gap_success"), None, 0),
+        Line("lost episodes", *run.series("opd/gap_failure"), None, 1),
+        Line("size", *run.series("opd/gap_size"), None, 2),
+    ]
+    chart = lambda lines, label, limits=None: (
+        charts.legend([line.name for line in lines]) + charts.line_chart(lines, label, limits)
+    )  # noqa: E731
+    return [
+        '<h2>The teacher <small>the same policy with a skill in its prompt</small></h2><div class="grid">',
+        markup.card("Skills", chart(skills, "Skill parse rate and coverage", (0.0, 1.0)), "Skills that could be read, and turns whose teacher has one."),
+        markup.card("Gate", chart(gate, "Gate by iteration", (0.0, 1.0)), f"Gate {run.config['distill.gate']}: the weight of each token in the distillation."),
+        markup.card("Gap, nats a token", chart(gap, "Teacher gap by iteration"), "Teacher minus policy log-prob. Over its own samples the mean must be negative (it is minus a KL divergence); by kind of decision, below, it says more."),
+        class_card(run, classes),
+        skill_card(run),
+        "</div>",
+    ]  # fmt: skip
+
+
+def class_card(run: Run, classes: Mapping[str, Mapping[str, Any]]) -> str:
+    head = ["decision", "turns", "gap, own skill", "gate", "gap, wrong skill", "gate, wrong"]
+    rows, styles = [], []
+    for name, c in classes.items():
+        rows.append(
+            [
+                name,
+                c["turns"],
+                signed(c["teacher_gap"]),
+                decimals(c["teacher_gate"]),
+                signed(c["wrong_gap"]),
+                decimals(c["wrong_gate"]),
+            ]
+        )
+        styles.append(["", "", tint(c["teacher_gap"]), "", tint(c["wrong_gap"]), ""])
+    if not rows:
+        return markup.card(
+            "Gap and gate by kind of decision",
+            '<p class="note">No trajectories are recorded (log.trajectories_every).</p>',
+            wide=True,
+        )
+    return markup.card(
+        "Gap and gate by kind of decision",
+        markup.table(head, rows, classes=styles),
+        "From the recorded training episodes: gap of the whole reply in nats, mean over turns; gate: mean over their tokens. The episodes are chosen by outcome, so only compare within a row.",
+        wide=True,
+    )
+
+
+def skill_card(run: Run) -> str:
+    found = run.summary and run.summary.get("skill_table")
+    if not found:
+        return ""
+    head = [
+        "decision",
+        "turns",
+        *(f"{source} skill" for source in SOURCES),
+        *(f"{source}, share > 0" for source in SOURCES),
+    ]
+    rows, styles = [], []
+    for name, cells in found.items():
+        gaps = [cells[s]["gap"] for s in SOURCES]
+        rows.append(
+            [
+                name,
+                cells["true"]["rows"],
+                *(signed(g) for g in gaps),
+                *(decimals(cells[s]["positive"]) for s in SOURCES),
+            ]
+        )
+        styles.append(["", "", *(tint(g) for g in gaps), "", "", ""])
+    return markup.card(
+        "Skill table of the final weights",
+        markup.table(head, rows, classes=styles),
+        "Held-out episodes at temperature 1. Gap of the whole reply, nats: with the true skill of the game, the self-written one, and that of another game. A teacher that knows something raises right decisions with the first two only.",
+        wide=True,
+    )
+
+
+def phases(run: Run) -> str:
+    names = sorted(
+        {k for m in run.metrics for k in m if k.startswith("time/")},
+        key=lambda k: -sum(m.get(k) or 0 for m in run.metrics),
+    )
+    totals = {name: sum(m.get(name) or 0.0 for m in run.metrics) for name in names}
+    everything = sum(totals.values()) or 1.0
+    shown = [_phase(name) for name in names[: charts.SERIES - 1]]
+    rest = names[charts.SERIES - 1 :]
+    columns = []
+    for m in run.metrics:
+        amounts = {_phase(name): m.get(name) or 0.0 for name in names[: charts.SERIES - 1]}
+        if rest:
+            amounts["other"] = sum(m.get(name) or 0.0 for name in rest)
+        columns.append((str(m["iteration"]), amounts))
+    order = [*shown, *(["other"] if rest else [])]
+    rows = [
+        [_phase(n), f"{v / 60:.2f}", f"{v / everything:.0%}", f"{v / max(1, len(run.metrics)):.2f}"]
+        for n, v in totals.items()
+    ]
+    return markup.card(
+        "Seconds by phase",
+        charts.blocks(order) + charts.stacked(columns, order, "Seconds of each iteration by phase", "s")
+        + markup.details("Numbers", markup.table(["phase", "minutes", "share", "s an iteration"], rows)),
+        "The first iteration compiles.",
+    )  # fmt: skip
+
+
+def _phase(name: str) -> str:
+    return name.removeprefix("time/").removesuffix("_s")
+
+
+def norms(run: Run) -> str:
+    (x, distill), (_, rl) = run.series("update/distill_grad_norm"), run.series("update/rl_grad_norm")
+    if not x or len(rl) != len(distill):
+        total = Line("gradient norm", *run.series("update/grad_norm"))
+        why = (
+            ""
+            if run.config["distill.kind"] == "none"
+            else " The two parts are not measured: log.grad_norms_every is 0."
+        )
+        return markup.card(
+            "Gradient norm",
+            charts.line_chart([total], "Gradient norm by iteration"),
+            f"Mean over the optimizer steps.{why}",
+        )
+    ratio = [d / r if r else math.nan for d, r in zip(distill, rl, strict=True)]
+    fine = [(a, b) for a, b in zip(x, ratio, strict=True) if math.isfinite(b)]
+    line = Line("distillation / RL", [a for a, _ in fine], [b for _, b in fine])
+    rows = [[a, f"{r:.3g}", f"{d:.3g}", f"{q:.3g}"] for a, r, d, q in zip(x, rl, distill, ratio, strict=True)]
+    return markup.card(
+        "Gradient norms",
+        charts.line_chart([line], "Ratio of the gradient norms of distillation and RL")
+        + markup.details("Numbers", markup.table(["iteration", "RL", "distillation", "ratio"], rows, left=0)),
+        "Norm of the distillation's part over that of the rest, before clipping, first mini-batch.",
+    )
+
+
+def anomalies(run: Run) -> str:
+    wanted = {
+        "update/skipped_steps": "optimizer steps skipped, gradient not finite",
+        "rollout/env_errors": "episodes lost to environment errors",
+        "rollout/prompt_truncated": "prompts that lost their oldest turns",
+        "skill/teacher_overflow": "turns whose skill did not fit the teacher's prompt",
+        "skill/given_overflow": "turns whose skill did not fit the policy's prompt",
+        "skill/elided": "episodes shortened for the analyzer",
+    }
+    rejected = sorted({k for m in run.metrics for k in m if k.startswith("skill/rejected/")})
+    wanted |= {k: f"skills rejected: {k.rsplit('/', 1)[-1]}" for k in rejected}
+    rows = []
+    for metric, what in wanted.items():
+        hits = [(m["iteration"], m[metric]) for m in run.metrics if m.get(metric)]
+        recorded = any(metric in m for m in run.metrics)
+        if recorded:
+            total = sum(v for _, v in hits)
+            rows.append([what, f"{total:g}", spans(i for i, _ in hits) or "\u2013"])
+    penalty = [m["iteration"] for m in run.metrics if (m.get("adv/penalty_only_groups") or 0) > _WARN_PENALTY]
+    rows.append(
+        [
+            f"more than {_WARN_PENALTY:.0%} of the groups differ in the penalty alone",
+            len(penalty),
+            spans(penalty) or "\u2013",
+        ]
+    )
+    missing = sorted({m for a in run.metrics for m, v in a.items() if v is None and "grad_norm" not in m})
+    rows.append(["metrics that were not finite", len(missing), ", ".join(missing) or "\u2013"])
+    quiet = not any(float(row[1]) for row in rows[:2]) and not penalty and not missing
+    note = "No step was skipped and no episode lost." if quiet else ""
+    styles = [["", "warn" if float(row[1]) else "quiet", ""] for row in rows]
+    return markup.card("Anomalies", markup.table(["what", "count", "iterations"], rows, classes=styles), note)
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """ "1, 4-6" for 1, 4, 5, 6."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}\u2013{b}" for a, b in runs)
+
+
+def gaps_by_class(records: Iterable[Mapping[str, Any]], gate) -> dict[str, dict[str, Any]]:
+    """{kind of decision: turns, mean gap of the reply (nats) and mean gate of its tokens, for teacher and wrong skill}
+    of recorded trajectories. gate: gap of a token -> its weight."""
+    sums: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        for turn in record["turns"]:
+            if "teacher" not in turn:
+                continue
+            outcome = "success" if record["won"] else "failure"
+            kind = turn.get("kind") or f"{outcome}: other turns"
+            for view in ("teacher", "wrong"):
+                if view in turn:
+                    gaps = [a - b for a, b in zip(turn[view], turn["student"], strict=True)]
+                    sums[kind][f"{view}_gap"].append(sum(gaps))
+                    sums[kind][f"{view}_gates"] += [gate(g) for g in gaps]
+    mean = lambda values: sum(values) / len(values) if values else None  # noqa: E731
+    return {
+        kind: {
+            "turns": len(s["teacher_gap"]),
+            "teacher_gap": mean(s["teacher_gap"]),
+            "teacher_gate": mean(s["teacher_gates"]),
+            "wrong_gap": mean(s["wrong_gap"]),
+            "wrong_gate": mean(s["wrong_gates"]),
+        }
+        for kind, s in sorted(sums.items())
+    }
+
+
+def gate_of(config: Mapping[str, Any]) -> Callable[[float], float]:
+    """Gap of a token -> its weight. Gates that depend on more are shown as sigmoid(beta * gap)."""
+    fixed = {"none": 1.0, "const": 0.5}
+    kind, beta, threshold = (config[f"distill.{name}"] for name in ("gate", "beta", "threshold"))
+    if kind in fixed:
+        return lambda gap: fixed[kind]
+    if kind == "hard":
+        return lambda gap: float(gap > threshold)
+    return lambda gap: 1.0 / (1.0 + math.exp(-max(-_MAX_EXPONENT, min(_MAX_EXPONENT, beta * gap))))
+
+
+def figure_list(figures: Sequence[str] | str) -> str:
+    if isinstance(figures, str):
+        return f"<h2>Figures for papers</h2>{markup.warning(figures)}"
+    links = " ".join(f'<a href="{markup.attribute(f)}">{markup.text(f.rsplit("/", 1)[-1])}</a>' for f in figures)
+    return f'<h2>Figures for papers</h2><p class="files">{links}</p>'
+
+
+def settings(run: Run) -> str:
+    rows = [[field, value] for field, value in run.config.items() if not field.startswith(("annotate.", "sft."))]
+    return markup.details("Every setting of the run", markup.table(["field", "value"], rows, left=2))
+
+
+def pm(value: float | None, error: float | None) -> str:
+    return "\u2013" if value is None else f"{value:.3f} \u00b1 {error:.3f}" if error is not None else f"{value:.3f}"
+
+
+def signed(value: float | None) -> str:
+    return "\u2013" if value is None else f"{value:+.2f}".replace("-", "\u2212")
+
+
+def decimals(value: float | None) -> str:
+    return "\u2013" if value is None else f"{value:.2f}"
+
+
+def tint(value: float | None) -> str:
+    """The class that colours a cell: endorsed or rejected, in three strengths; around zero nothing."""
+    if value is None or abs(value) < 0.1:
+        return ""
+    strength = 1 if abs(value) < 0.5 else 2 if abs(value) < 1.5 else 3
+    return f"{'up' if value > 0 else 'down'}{strength}"

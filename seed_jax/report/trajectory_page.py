@@ -1,0 +1,189 @@
+"""The trajectory page: episodes token by token, coloured by what the skill endorsed.
+
+Log-probs are rounded to a hundredth of a nat. Episodes lie in compressed chunks that the page unpacks when one of them
+is opened, so that hundreds of them open at once and stay within `budget`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from seed_jax.report import markup
+from seed_jax.report.runs import Run
+from seed_jax.runtime.logging import PANEL_TRAJECTORIES_FILE, TRAJECTORIES_FILE, read_jsonl
+
+CHUNK = 20  # episodes in a chunk
+BUDGET = 5_000_000  # bytes of a page
+MAX_CHARS = 20_000  # of an observation; the rest is left out and the page says how much
+_UNIT = 100  # numbers a nat
+_SHOWN_GATES = ("sig_gap", "hard", "none", "const")  # those that follow from a token's gap alone
+_SHELL = 120_000  # bytes that the page takes without its episodes, with room to spare
+
+
+def read_trajectories(run: Run) -> list[dict[str, Any]]:
+    """Recorded episodes by the age of the weights, panel games marked: a training episode of iteration n and a panel
+    game after n - 1 iterations are played by the same weights."""
+    records = [{**r, "panel": False, "age": r["iteration"] - 1} for r in read_jsonl(run.workdir / TRAJECTORIES_FILE)]
+    records += [{**r, "panel": True, "age": r["iteration"]} for r in read_jsonl(run.workdir / PANEL_TRAJECTORIES_FILE)]
+    return sorted(records, key=lambda r: (r["age"], not r["panel"], r["index"]))
+
+
+def body(run: Run, records: Sequence[Mapping[str, Any]], limit: int, budget: int = BUDGET) -> str:
+    """limit: episodes to show at most; more, or more bytes than `budget`, are thinned out evenly, and the page says
+    so."""
+    shown = thinned(records, limit)
+    while True:
+        index, chunks = encode(run, shown)
+        size = sum(map(len, chunks)) + len(index)
+        if size <= budget - _SHELL or len(shown) <= 1:
+            break
+        shown = thinned(shown, max(1, min(len(shown) - 1, int(len(shown) * 0.95 * (budget - _SHELL) / size))))
+    notes = []
+    if len(shown) < len(records):
+        notes.append(
+            markup.warning(f"{len(shown)} of {len(records)} recorded episodes are shown, to keep the page small.")
+        )
+    gate = run.config["distill.gate"]
+    if run.config["distill.kind"] != "none" and gate not in _SHOWN_GATES:
+        notes.append(
+            markup.warning(
+                f"The run's gate, {gate}, depends on more than the gap of the token; the page shows sigmoid(beta * gap)."
+            )
+        )
+    return _BODY.format(
+        title=markup.text(run.method),
+        seed=run.seed,
+        notes="".join(notes),
+        index=index,
+        chunks="".join(f'<script type="text/plain" id="chunk{i}">{chunk}</script>' for i, chunk in enumerate(chunks)),
+    )
+
+
+def thinned(records: Sequence[Any], count: int) -> list[Any]:
+    """At most `count` of them, evenly spaced."""
+    if len(records) <= count:
+        return list(records)
+    return [records[len(records) * i // count] for i in range(count)]
+
+
+def encode(run: Run, records: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
+    """(index element, chunks in base64)."""
+    config = run.config
+    index = {
+        "chunk": CHUNK,
+        "first": _first(records),
+        "gate": config["distill.gate"],
+        "beta": config["distill.beta"],
+        "threshold": config["distill.threshold"],
+        "skill_title": "Skill of the teacher"
+        if config["hindsight.control"] == "none"
+        else "What stands in for the skill",
+        "episodes": [
+            {
+                **{name: record[name] for name in ("task", "family", "goal", "won", "iteration", "panel", "age")},
+                "count": len(record["turns"]),
+            }
+            for record in records
+        ],
+    }
+    return markup.embed("index", index), [_pack(part) for part in _parts(records)]
+
+
+def _first(records: Sequence[Mapping[str, Any]]) -> int:
+    """The episode that opens first: the one whose skill moves the most tokens by half a nat, of the last weights."""
+
+    def moved(record: Mapping[str, Any]) -> tuple[int, int]:
+        gaps = [
+            abs(t - s) > 0.5
+            for turn in record["turns"]
+            if "teacher" in turn
+            for t, s in zip(turn["teacher"], turn["student"], strict=True)
+        ]
+        return record["age"], sum(gaps)
+
+    with_skill = [i for i, record in enumerate(records) if any("teacher" in turn for turn in record["turns"])]
+    return max(with_skill, key=lambda i: moved(records[i]), default=0)
+
+
+def _parts(records: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    for start in range(0, len(records), CHUNK):
+        yield records[start : start + CHUNK]
+
+
+def _pack(records: Sequence[Mapping[str, Any]]) -> str:
+    words: dict[str, int] = {}
+    content = {"episodes": [_episode(record, words) for record in records], "words": list(words)}
+    # A lone half of a surrogate pair becomes its JSON escape.
+    data = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+    return base64.b64encode(zlib.compress(data, 9)).decode()
+
+
+def _episode(record: Mapping[str, Any], words: dict[str, int]) -> dict[str, Any]:
+    found = {
+        "skill": record["skill"],
+        "skill_error": record["skill_error"],
+        "wrong": record["wrong_skill"],
+        "given": record["given_skill"],
+    }
+    return {**found, "turns": [_turn(turn, record["skill"], words) for turn in record["turns"]]}
+
+
+def _turn(turn: Mapping[str, Any], skill: str | None, words: dict[str, int]) -> dict[str, Any]:
+    """Short names, as the page's script reads them; o: observation, x: token texts as places in `words`, s: log-probs
+    of the policy, t and w: gaps of teacher and wrong skill."""
+    seen = turn["observation"]
+    if len(seen) > MAX_CHARS:
+        seen = f"{seen[:MAX_CHARS]} [... {len(seen) - MAX_CHARS} more characters are left out of this page]"
+    packed = {
+        "o": seen,
+        "c": turn["command"],
+        "v": int(turn["valid"]),
+        "a": int(turn["admissible"]),
+        "x": [words.setdefault(token, len(words)) for token in turn["tokens"]],
+        "s": [round(x * _UNIT) for x in turn["student"]],
+    }
+    for key, view in (("t", "teacher"), ("w", "wrong")):
+        if view in turn:
+            packed[key] = [round((a - b) * _UNIT) for a, b in zip(turn[view], turn["student"], strict=True)]
+    for key, name in (("th", "thought"), ("ac", "action"), ("k", "kind")):
+        if turn.get(name):
+            packed[key] = turn[name]
+    if turn["skill"] and turn["skill"] != skill:
+        packed["sk"] = turn["skill"]
+    return packed
+
+
+_BODY = """<div class="browse">
+<h1>Which tokens the skill endorsed <small>{title}, seed {seed}</small></h1>
+<p class="note">A few episodes of every recorded iteration, in training a won and a lost one of each group where it has both: examples, not
+rates. Colour is the change of each sampled token's log-prob when the skill stands in the prompt.</p>
+{notes}
+<div class="layout">
+<aside class="side" aria-label="Episodes">
+<div class="filters">
+<input id="search" type="search" placeholder="Search in all texts" aria-label="Search in all texts">
+<select id="family" aria-label="Family"><option value="">all families</option></select>
+<select id="outcome" aria-label="Outcome"><option value="">won and lost</option><option value="won">won</option><option value="lost">lost</option></select>
+<select id="iteration" aria-label="Iteration"><option value="">all iterations</option></select>
+<select id="source" aria-label="Games"><option value="">all games</option><option value="panel">held-out</option><option value="training">training</option></select>
+</div>
+<p class="count" id="count" role="status"></p>
+<div class="list" id="list"></div>
+<p class="keys"><kbd>j</kbd> <kbd>k</kbd> next, previous; <kbd>1</kbd> <kbd>2</kbd> <kbd>3</kbd> view; <kbd>g</kbd> colour; <kbd>c</kbd> side by side; <kbd>/</kbd> search; arrow keys in a reply read its tokens</p>
+</aside>
+<div>
+<div class="toolbar">
+<span><span class="seg-name">Prompt</span><span class="seg" id="view" role="group" aria-label="Prompt"><button type="button" data-view="student">student</button><button type="button" data-view="teacher">teacher</button><button type="button" data-view="wrong">wrong skill</button></span></span>
+<span><span class="seg-name">Colour</span><span class="seg" id="color" role="group" aria-label="Colour"><button type="button" data-color="gap">gap</button><button type="button" data-color="gate">gate</button><button type="button" data-color="prob">probability</button></span></span>
+<span class="scale" id="scale" aria-label="Scale of colours"></span>
+</div>
+<div class="episodes" id="episodes"></div>
+</div>
+</div>
+</div>
+{index}
+{chunks}"""
