@@ -94,19 +94,14 @@ def encode(run: Run, records: Sequence[Mapping[str, Any]]) -> tuple[str, list[st
 
 
 def _first(records: Sequence[Mapping[str, Any]]) -> int:
-    """The episode that opens first: the one whose skill moves the most tokens by half a nat, of the last weights."""
+    """The episode that opens first: where the skill endorses and rejects the most tokens by half a nat."""
 
-    def moved(record: Mapping[str, Any]) -> tuple[int, int]:
-        gaps = [
-            abs(t - s) > 0.5
-            for turn in record["turns"]
-            if "teacher" in turn
-            for t, s in zip(turn["teacher"], turn["student"], strict=True)
-        ]
-        return record["age"], sum(gaps)
+    def contrast(record: Mapping[str, Any]) -> int:
+        turns = [turn for turn in record["turns"] if "teacher" in turn]
+        gaps = [t - s for turn in turns for t, s in zip(turn["teacher"], turn["student"], strict=True)]
+        return (1 + sum(gap > 0.5 for gap in gaps)) * (1 + sum(gap < -0.5 for gap in gaps))
 
-    with_skill = [i for i, record in enumerate(records) if any("teacher" in turn for turn in record["turns"])]
-    return max(with_skill, key=lambda i: moved(records[i]), default=0)
+    return max(range(len(records)), key=lambda i: contrast(records[i]), default=0)
 
 
 def _parts(records: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:

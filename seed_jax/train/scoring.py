@@ -20,10 +20,17 @@ def _row_logprobs(params, rows, spec: ModelSpec, options: tuple[tuple[str, Any],
 
 
 def score(
-    params, spec: ModelSpec, samples: Sequence[Sample], shape: Shape, rows_per_call: int = 32, **options: Any
+    params,
+    spec: ModelSpec,
+    samples: Sequence[Sample],
+    shape: Shape,
+    rows_per_call: int = 32,
+    place: jax.sharding.Sharding | None = None,
+    **options: Any,
 ) -> list[np.ndarray]:
     """Log-prob of every response token of every sample, in order: a list of arrays [n] (nats).
 
+    place: how rows are split over devices (`rows_per_call` must be divisible); None = not at all
     options: dtype, attention and mesh of the model's functions; see `score_tokens`
     """
     chosen = tuple(sorted(options.items()))
@@ -32,7 +39,9 @@ def score(
     for start in range(0, len(members), rows_per_call):
         chunk = members[start : start + rows_per_call]
         padded = [[samples[i] for i in row] for row in chunk] + [[]] * (rows_per_call - len(chunk))
-        logprobs = np.asarray(_row_logprobs(params, pack_rows(padded, shape)[0], spec, chosen))
+        rows = pack_rows(padded, shape)[0]
+        rows = rows if place is None else jax.device_put(rows, place)
+        logprobs = np.asarray(_row_logprobs(params, rows, spec, chosen))
         for row, indices in enumerate(chunk):
             place = 0
             for i in indices:

@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from seed_jax import sharding
 from seed_jax.hindsight.analyzer import analyze
 from seed_jax.runtime.logging import PANEL_TRAJECTORIES_FILE, TRAJECTORIES_FILE, append_jsonl
 from seed_jax.spans import tag_span
@@ -26,6 +27,7 @@ from seed_jax.train.update import model_placement
 from seed_jax.types import Episode
 
 PANEL_STREAM = (1 << 29) + 2  # of the analyses of panel episodes, which training never makes
+_ROWS = 16  # in one call, or one a device; a sample is small, and padding it to whole micro-batches would double the cost
 _DIGITS = 3  # of a log-prob in the file, nats
 _BROKEN = "\ufffd"  # what a decoder writes for a character that is not complete
 
@@ -141,13 +143,15 @@ def score_views(
         "wrong": {} if run.skills.per_turn else run.skills.teacher_prompts(other, limit, counts),
     }
     p, (attention, mesh) = config.pack, model_placement(config, run.spec, run.mesh)
+    devices = run.mesh.shape["fsdp"]
+    rows = devices * max(1, min(_ROWS, p.rows_per_micro) // devices)
     shape = Shape(p.teacher_row_tokens, p.scored_tokens_per_row, p.max_turns_per_row)
     result: dict[tuple[int, int], dict[str, np.ndarray]] = defaultdict(dict)
     for view, found in prompts.items():
         params = state.params if view == "student" else teacher_weights(config, state)
         samples = [Sample(ids, chosen[e].turns[t].response_ids) for (e, t), ids in found.items()]
         settings = dict(dtype=jnp.dtype(config.model.dtype), attention=attention, mesh=mesh)
-        scores = score(params, run.spec, samples, shape, p.rows_per_micro, **settings)
+        scores = score(params, run.spec, samples, shape, rows, sharding.batch_sharding(run.mesh), **settings)
         for key, values in zip(found, scores, strict=True):
             result[key][view] = values
     return result

@@ -46,13 +46,14 @@
     const gaps = turn[views[state.view]];
     return gaps ? gaps[k] / UNIT : null;
   };
+  const tone = (name, alpha) => `rgba(var(--${name}), calc(${alpha.toFixed(3)} * var(--strength)))`;
   const shade = (mode, value) => {
     if (mode === "gap") {
       const alpha = Math.min(1, Math.abs(value) / 2) ** 0.7 * 0.62;
-      return alpha < 0.04 ? "" : `rgba(var(--${value > 0 ? "up" : "down"}), ${alpha.toFixed(3)})`;
+      return alpha < 0.04 ? "" : tone(value > 0 ? "up" : "down", alpha);
     }
-    if (mode === "gate") return value < 0.02 ? "" : `rgba(var(--gate), ${(0.62 * value).toFixed(3)})`;
-    return `rgba(var(--prob), ${(0.5 * (1 - value)).toFixed(3)})`;
+    if (mode === "gate") return value < 0.02 ? "" : tone("gate", 0.62 * value);
+    return tone("prob", 0.5 * (1 - value));
   };
   const paint = (token, turn, k) => {
     const gap = state.view === "student" ? null : gapOf(turn, k);
@@ -107,8 +108,9 @@
     line.setAttribute("role", "group");
     const nodes = [];
     for (let k = from; k < to; k++) {
-      const word = words[turn.x[k]];
-      const token = make("span", "tok", visible(word).replace(/\n/g, "\u21b5\n"));
+      const word = words[turn.x[k]], lead = /^ +/.exec(word);
+      if (lead && k > from) line.append(lead[0]);  // the space before a token is not part of its colour
+      const token = make("span", "tok", visible(word.replace(/^ +/, "") || (k > from ? "" : word)).replace(/\n/g, "\u21b5\n"));
       if (/^\s*<[^>]*>\s*$/.test(word)) token.classList.add("end");
       token.paintAgain = () => paint(token, turn, k);
       token.paintAgain();
@@ -135,6 +137,29 @@
     line.setAttribute("aria-label", "tokens; arrow keys read them one by one");
     return line;
   };
+  const outcome = (turn) => {
+    const good = turn.c !== null && turn.v && turn.a;
+    const why = turn.c === null ? "no action could be read" : !turn.v ? "invalid form" : !turn.a ? "not possible here" : "valid";
+    return make("span", good ? "good" : "bad", (good ? "\u2713 " : "\u2717 ") + why);
+  };
+  const replySum = (turn) => {
+    const values = turn[state.view === "student" ? "s" : views[state.view]];
+    return values ? values.reduce((a, b) => a + b, 0) / UNIT : null;
+  };
+  // One cell a turn, coloured by the gap of its whole reply: where in the episode the skill had something to say.
+  const stripNode = (episode, turns) => {
+    const strip = make("div", "strip");
+    episode.turns.forEach((turn, number) => {
+      const cell = make("button", "", String(number + 1)), gap = replySum(turn);
+      cell.type = "button";
+      cell.style.backgroundColor = gap === null || state.view === "student" ? "" : shade("gap", gap / 2);
+      cell.title = gap === null ? "no skill" : `${state.view === "student" ? "log-prob" : "gap"} of the reply ${signed(gap)} nats`;
+      cell.setAttribute("aria-label", `turn ${number + 1}, ${cell.title}`);
+      cell.addEventListener("click", () => turns.children[number].scrollIntoView({ block: "center" }));
+      strip.append(cell);
+    });
+    return strip;
+  };
   const turnNode = (episode, turn, number) => {
     const node = make("div", "turn"), content = make("div");
     node.append(make("div", "n", String(number + 1)), content);
@@ -142,13 +167,9 @@
     const out = make("div", "readout");
     out.setAttribute("aria-live", "polite");
     const say = (k) => out.replaceChildren(readout(turn, k, episode.words));
-    const sum = (key) => turn[key] ? turn[key].reduce((a, b) => a + b, 0) / UNIT : null;
-    out.rest = () => {
-      out.replaceChildren();
-      const gap = state.view === "student" ? null : sum(views[state.view]);
-      out.textContent = state.view === "student" ? `log-prob of the reply ${signed(sum("s"))} nats`
-        : gap === null ? "no skill for this turn" : `gap of the reply ${signed(gap)} nats${turn.k ? "  (" + turn.k + ")" : ""}`;
-    };
+    const total = replySum(turn);
+    out.textContent = total === null ? "no skill for this turn"
+      : `${state.view === "student" ? "log-prob" : "gap"} of the reply ${signed(total)} nats${turn.k ? " (" + visible(turn.k) + ")" : ""}`;
     const n = turn.x.length, cut = [];
     if (turn.th) cut.push(["reasoning", turn.th]);
     if (turn.ac) cut.push(["action", turn.ac]);
@@ -159,18 +180,12 @@
       cut.forEach(([name], i) => addPart(name, starts[i], i + 1 < cut.length ? starts[i + 1] : n));
     } else addPart("reply", 0, n);
     function addPart(name, from, to) {
-      const part = make("div", "part");
-      part.append(make("div", "part-name", name), tokenLine(turn, episode.words, from, to, say));
+      const part = make("div", "part"), title = make("div", "part-name", name);
+      if (to === n) title.append(outcome(turn));
+      part.append(title, tokenLine(turn, episode.words, from, to, say));
       content.append(part);
     }
-    out.rest();
     content.append(out);
-    const command = make("div", "command");
-    if (turn.c === null) command.append(make("span", "bad", "\u2717 no action could be read"));
-    else if (!turn.v) command.append(make("span", "bad", "\u2717 invalid form "), make("code", "", visible(turn.c)));
-    else if (!turn.a) command.append(make("span", "bad", "\u2717 not possible here "), make("code", "", visible(turn.c)));
-    else command.append(make("span", "good", "\u2713 valid "));
-    content.append(command);
     if (turn.sk) content.append(longText("sum", "skill of this turn: " + turn.sk));
     return node;
   };
@@ -188,7 +203,7 @@
       : "No skill" + (episode.skill_error ? ": " + visible(episode.skill_error) : " for this episode."))));
     return node;
   };
-  const when = (e) => e.panel ? (e.iteration ? `after ${e.iteration} iterations` : "before training") : `iteration ${e.iteration}`;
+  const when = (e) => e.panel ? (e.iteration ? `after ${e.iteration} iteration${e.iteration > 1 ? "s" : ""}` : "before training") : `iteration ${e.iteration}`;
   const same = (i) => episodes.map((e, j) => j).filter((j) => episodes[j].task === episodes[i].task)
     .sort((a, b) => episodes[a].age - episodes[b].age || a - b);
   const episodeNode = (episode, other) => {
@@ -220,6 +235,7 @@
     const cols = make("div", "cols"), turns = make("div", "turns");
     episode.turns.forEach((turn, number) => turns.append(turnNode(episode, turn, number)));
     cols.append(turns, skillNode(episode));
+    head.append(stripNode(episode, turns));
     node.append(head, cols);
     return node;
   };
