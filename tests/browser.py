@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -32,7 +33,8 @@ def browser() -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = [
             "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--no-first-run",
-            "--disable-dev-shm-usage", "--disable-background-networking", "--hide-scrollbars", f"--user-data-dir={profile}",
+            "--disable-dev-shm-usage", "--disable-background-networking", "--hide-scrollbars",
+            f"--user-data-dir={profile}",
         ]  # fmt: skip
 
         def place_pipes() -> None:  # the browser reads from 3 and writes to 4
@@ -68,6 +70,7 @@ class Browser:
     def __init__(self, write: int, read: int):
         self._write, self._read, self._buffer, self._number = write, read, b"", 0
         self.problems: list[str] = []
+        self._loaded = False
         self._session: str | None = None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -88,11 +91,11 @@ class Browser:
                 return answer["result"]
 
     def _message(self) -> dict[str, Any]:
-        end = time.monotonic() + _TIMEOUT_S
         while b"\0" not in self._buffer:
-            part = os.read(self._read, 1 << 20)
-            if not part or time.monotonic() > end:
-                raise RuntimeError("the browser has gone, or does not answer")
+            ready = select.select([self._read], [], [], _TIMEOUT_S)[0]
+            part = os.read(self._read, 1 << 20) if ready else b""
+            if not part:
+                raise RuntimeError("the browser has gone" if ready else f"the browser is silent for {_TIMEOUT_S:.0f} s")
             self._buffer += part
         line, self._buffer = self._buffer.split(b"\0", 1)
         message = json.loads(line)
@@ -100,7 +103,9 @@ class Browser:
         return message
 
     def _note(self, method: str | None, params: dict[str, Any]) -> None:
-        if method == "Runtime.exceptionThrown":
+        if method == "Page.loadEventFired":
+            self._loaded = True
+        elif method == "Runtime.exceptionThrown":
             self.problems.append(params["exceptionDetails"].get("exception", {}).get("description", str(params)))
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.problems.append(params["entry"]["text"])
@@ -115,17 +120,25 @@ class Browser:
         """Size of the window (a phone's below 600 px) and colour scheme of the system."""
         phone = width < 600
         scale = 2 if phone else 1
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=phone)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=phone
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, path: Path, fragment: str = "") -> float:
         """Loads a file; returns the seconds until its scripts have run and the first episode, if any, is drawn."""
-        self.call("Page.navigate", url="about:blank")
+        self._navigate("about:blank")  # or a new fragment would not load the page again
         start = time.monotonic()
-        self.call("Page.navigate", url=path.resolve().as_uri() + fragment)
-        self.wait("document.readyState === 'complete' && (!document.getElementById('index') || document.body.dataset.ready !== undefined)")
+        self._navigate(path.resolve().as_uri() + fragment)
+        self.wait("!document.getElementById('index') || document.body.dataset.ready !== undefined")
         return time.monotonic() - start
+
+    def _navigate(self, url: str) -> None:
+        self._loaded = False
+        self.call("Page.navigate", url=url)
+        while not self._loaded:
+            self._message()
 
     def run(self, code: str) -> Any:
         """The value of a JavaScript expression; a promise is awaited."""

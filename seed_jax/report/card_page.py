@@ -21,8 +21,8 @@ def body(c: Comparison, pages: Mapping[str, str], figures: Sequence[str] | str) 
     return "\n".join(
         [
             '<div class="head"><h1>Comparison</h1>'
-            f'<p class="lead">{len(c.groups)} settings, {sum(len(g.runs) for g in c.groups)} runs. Held-out games that no '
-            "run has trained on; groups stand in the order they were named, not by score.</p></div>",
+            f'<p class="lead">{len(c.groups)} settings, {sum(len(g.runs) for g in c.groups)} runs. Held-out games that '
+            "no run has trained on; settings stand in the order they were named, not by score.</p></div>",
             listed,
             '<h2>Held-out success</h2><div class="grid">',
             *(metric_card(c, name) for name in c.names),
@@ -45,40 +45,41 @@ def body(c: Comparison, pages: Mapping[str, str], figures: Sequence[str] | str) 
 
 
 def metric_card(c: Comparison, name: str) -> str:
+    rows, styles, by_family, errors = [], [], [], set()
     families = list(dict.fromkeys(f for g in c.groups for final in g.finals(name) for f in final.result["family"]))
-    head = ["setting", "seeds", "success", "mean over families", f"minus {c.baseline.label}", "verdict", *families]
-    rows, styles = [], []
     for g in c.groups:
         finals = g.finals(name)
-        micro, macro = (
-            mean(finals, "success_rate", "standard_error"),
-            mean(finals, "macro_success_rate", "macro_standard_error"),
-        )
+        micro = mean(finals, "success_rate", "standard_error")
+        macro = mean(finals, "macro_success_rate", "macro_standard_error")
         found = c.differences[name].get(g.label)
-        difference, verdict = ("\u2013", "baseline") if g is c.baseline else _told(found, c.baseline.label)
-        by_family = [_family(finals, family) for family in families]
-        rows.append([g.label, len(finals), shown(micro), shown(macro), difference, verdict, *by_family])
-        styles.append(["", "", "strong", "strong", "", _style(found), *("" for _ in families)])
-    over = {m.over for g in c.groups if (m := mean(g.finals(name), "success_rate", "standard_error"))}
-    errors = " and ".join(f"over {o}" for o in sorted(over, reverse=True))
+        told = ["\u2013", "\u2013", "baseline"] if g is c.baseline else _told(found, c.baseline.label)
+        rows.append([g.label, len(finals), shown(micro), shown(macro), *told])
+        styles.append(["", "", "strong", "strong", "", "", _style(found)])
+        by_family.append([g.label, *(_family(finals, family) for family in families)])
+        errors |= {micro.over} if micro else set()
+    minus = f"minus {c.baseline.label}"
+    head = ["setting", "seeds", "success", "mean over families", minus, f"{minus}, over families", "verdict"]
     note = (
-        f"± one standard error {errors}. Differences are paired over games, with the {LEVEL:.0%} interval of a bootstrap over games"
-        " and, where there are several, seeds. Not corrected for the number of comparisons."
+        f"\u00b1 one standard error over {' and over '.join(sorted(errors, reverse=True))}. Differences are paired "
+        f"over games, with the {LEVEL:.0%} interval of a bootstrap over games and, where there are several, seeds. Not "
+        "corrected for the number of comparisons."
     )
-    return markup.card(name, markup.table(head, rows, classes=styles), note, wide=True)
+    content = markup.table(head, rows, classes=styles)
+    content += markup.details("By family", markup.table(["setting", *families], by_family))
+    return markup.card(name, content, note, wide=True)
 
 
-def _told(found: dict | str | None, baseline: str) -> tuple[str, str]:
+def _told(found: dict | str | None, baseline: str) -> list[str]:
+    """Difference, difference of the means over families, verdict."""
     if not isinstance(found, dict):
-        return "\u2013", f"no comparison: {found}"
-    order = separated(found)
+        return ["\u2013", "\u2013", f"no comparison: {found}"]
+    order, over_families = separated(found), separated(found, "macro_")
     verdict = {1: f"better than {baseline}", -1: f"worse than {baseline}", 0: "no order: the interval includes zero"}[
         order
     ]
-    macro = separated(found, "macro_")
-    if order and macro != order:
+    if order and over_families != order:
         verdict += ", but not as mean over families"
-    return interval(found), verdict
+    return [interval(found), interval(found, "macro_"), verdict]
 
 
 def interval(found: Mapping, prefix: str = "") -> str:
@@ -124,7 +125,10 @@ def ablation(c: Comparison) -> list[str]:
             rows.append([g.label, _changed(c.full, g), interval(found) if known else "\u2013", macro, verdict])
             styles.append(["", "text", "strong", "", _style(found)])
         head = ["without it", "what differs", f"{c.full.label} minus this", "mean over families", "the piece"]
-        note = f"{c.full.label} minus each other setting, with the {LEVEL:.0%} interval. A row with several changes says nothing about one of them."
+        note = (
+            f"{c.full.label} minus each other setting, with the {LEVEL:.0%} interval. A row with several changes says "
+            "nothing about one of them."
+        )
         cards.append(markup.card(name, markup.table(head, rows, left=2, classes=styles), note, wide=True))
     return [*cards, "</div>"]
 
@@ -196,6 +200,7 @@ def run_list(c: Comparison, pages: Mapping[str, str]) -> str:
             last = run.curve(run.conditions[0])[-1] if run.conditions else None
             result = f"{last['success_rate']:.3f} after {last['iteration']} iterations" if last else "no evaluation"
             items.append(
-                f'<li><a href="{markup.attribute(pages[run.name])}">{markup.text(run.name)}</a> {markup.text(g.label)}, seed {run.seed}: {result}</li>'
+                f'<li><a href="{markup.attribute(pages[run.name])}">{markup.text(run.name)}</a> '
+                f"{markup.text(f'{g.label}, seed {run.seed}: {result}')}</li>"
             )
     return f"<ul>{''.join(items)}</ul>"

@@ -1,5 +1,5 @@
-"""Charts as inline SVG. Colours are CSS variables of the page, so they follow its light or dark theme; every series also
-differs by dash and marker, so colour is never the only sign."""
+"""Charts as inline SVG. Colours are CSS variables of the page, so they follow its light or dark theme; every series
+also differs by dash and marker, so colour is never the only sign."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def _band(line: Line, x: Scale, y: Scale) -> str:
     points = " ".join(f"{x(a):.1f},{y(clamp(b)):.1f}" for a, b in up + down[::-1])
     if len(line.x) == 1:  # a band has no width here
         place = f"{x(line.x[0]):.1f}"
-        return f'<line class="whisker s{line.place % SERIES}" x1="{place}" x2="{place}" y1="{y(clamp(up[0][1])):.1f}" y2="{y(clamp(down[0][1])):.1f}"/>'
+        ends = [f"{y(clamp(value)):.1f}" for value in (up[0][1], down[0][1])]
+        return f'<line class="whisker" x1="{place}" x2="{place}" y1="{ends[0]}" y2="{ends[1]}"/>'
     return f'<polygon class="band s{line.place % SERIES}" points="{points}"/>'
 
 
@@ -170,7 +171,8 @@ def bars(rows: Sequence[Bar], series: Sequence[str], label: str, high: float = 1
         top = i * row_height + 8
         middle = top + (row_height - 10) / 2
         parts.append(
-            f'<text class="name" x="{left - 8}" y="{middle:.1f}" dy=".32em" text-anchor="end">{text(clip(row.name, 17))}<title>{text(row.name)}</title></text>'
+            f'<text class="name" x="{left - 8}" y="{middle:.1f}" dy=".32em" text-anchor="end">'
+            f"{text(clip(row.name, 17))}<title>{text(row.name)}</title></text>"
         )
         for j, (value, error) in enumerate(zip(row.values, row.errors, strict=True)):
             if value is not None:
@@ -191,8 +193,9 @@ def _bar(
         a, end = max(value - error, 0.0), min(value + error, x.high)
         whisker = f'<line class="whisker" x1="{x(a):.1f}" x2="{x(end):.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
     return (
-        f'<g><title>{tip}</title><rect class="bar b{place}" x="{x(0):.1f}" y="{top:.1f}" width="{width:.1f}" height="{thick}"/>'
-        f'{whisker}<text class="value" x="{x(max(end, value)) + 5:.1f}" y="{middle:.1f}" dy=".32em">{value:.2f}</text></g>'
+        f'<g><title>{tip}</title><rect class="b{place}" x="{x(0):.1f}" y="{top:.1f}" width="{width:.1f}" '
+        f'height="{thick}"/>{whisker}<text class="value" x="{x(max(end, value)) + 5:.1f}" y="{middle:.1f}" dy=".32em">'
+        f"{value:.2f}</text></g>"
     )
 
 
@@ -248,4 +251,5 @@ def clip(value: str, length: int) -> str:
 
 
 def _svg(label: str, content: str, height: float = HEIGHT) -> str:
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{attribute(label)}">{content}</svg>'
+    size = f'viewBox="0 0 {WIDTH} {height:g}"'
+    return f'<svg class="chart" {size} role="img" aria-label="{attribute(label)}">{content}</svg>'

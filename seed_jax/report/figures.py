@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from seed_jax.report.card import Comparison
 from seed_jax.report.card_page import group_curve
 from seed_jax.report.charts import Line
+from seed_jax.report.run_page import held_out_line
 from seed_jax.report.runs import Run
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#7A6A00", "#56636E")  # after Okabe and Ito
@@ -29,11 +31,7 @@ _STYLE = {
 
 def draw_run(run: Run, out: Path, stem: str) -> list[str] | str:
     """Files of one run, relative to `out`; a text if they cannot be drawn."""
-    lines = [
-        Line(name, [e["iteration"] for e in points], [e["success_rate"] for e in points], [e["standard_error"] for e in points], i)
-        for i, name in enumerate(run.conditions)
-        for points in [run.curve(name)]
-    ]  # fmt: skip
+    lines = [held_out_line(run, name, place) for place, name in enumerate(run.conditions)]
     x, y = run.series("rollout/success_rate")
     errors = run.series("rollout/standard_error")[1]
     training = [Line(run.method, x, y, errors if len(errors) == len(y) else None)]
@@ -55,7 +53,9 @@ def _panels(panels: Sequence[tuple[str, Sequence[Line]]], out: Path, stem: str) 
     except ImportError:
         return MISSING
     matplotlib.use("agg")
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells when it lists the fonts
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     panels = [(title, lines) for title, lines in panels if any(len(line.x) for line in lines)]
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -68,6 +68,7 @@ def _panels(panels: Sequence[tuple[str, Sequence[Line]]], out: Path, stem: str) 
                 _draw(axis, line)
             axis.set_title(title, fontsize=9)
             axis.set_xlabel("iteration")
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             axis.set_ylim(0, 1)
             if len(lines) > 1:
                 axis.legend()

@@ -50,7 +50,10 @@ def page(title: str, body: str, script: str = "page.js", nav: Sequence[tuple[str
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'" for code in scripts
     )
-    policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
     links = "".join(
         f'<a href="{attribute(file)}"{" aria-current=page" if file == here else ""}>{text(name)}</a>'
         for name, file in nav

@@ -27,7 +27,7 @@ def body(run: Run, classes: Mapping[str, Mapping[str, Any]], figures: Sequence[s
         "</div><h2>Training games <small>what it learns from, at the sampling temperature; not a result</small></h2>"
         '<div class="grid">',
         training(run),
-        responses(run),
+        lengths(run),
         "</div>",
         *teacher(run, classes),
         '<h2>The machine</h2><div class="grid">',
@@ -64,29 +64,40 @@ def header(run: Run) -> str:
         )
     )
     under = f" Success is that at {headline}, ± one standard error over games." if headline else ""
+    episodes = c["rollout.tasks"] * c["rollout.group"]
+    lead = (
+        f"{c['env.name']}, {c['env.data']} games; {run.iterations} iterations of {episodes} episodes; model "
+        f"{_short_model(c['model.init'])}.{under}"
+    )
     return (
         f'<div class="head"><h1>{markup.text(run.method)} <small>seed {run.seed}</small></h1>'
-        f'<p class="lead">{markup.text(c["env.name"])}, {markup.text(c["env.data"])} games; {run.iterations} iterations of '
-        f'{c["rollout.tasks"] * c["rollout.group"]} episodes; model {markup.text(_short_model(c["model.init"]))}.{markup.text(under)}</p>'
-        f'{state}<dl class="tiles">{tiles}</dl></div>'
-    )  # fmt: skip
+        f'<p class="lead">{markup.text(lead)}</p>{state}<dl class="tiles">{tiles}</dl></div>'
+    )
 
 
 def _short_model(name: str) -> str:
     return "/".join(name.rstrip("/").split("/")[-2:])
 
 
+def held_out_line(run: Run, condition: str, place: int) -> Line:
+    points = run.curve(condition)
+    steps = [e["iteration"] for e in points]
+    return Line(condition, steps, [e["success_rate"] for e in points], [e["standard_error"] for e in points], place)
+
+
 def held_out(run: Run) -> str:
-    lines = [
-        Line(name, [e["iteration"] for e in points], [e["success_rate"] for e in points], [e["standard_error"] for e in points], place)
-        for place, name in enumerate(run.conditions)
-        for points in [run.curve(name)]
-    ]  # fmt: skip
+    lines = [held_out_line(run, name, place) for place, name in enumerate(run.conditions)]
     rows = [
-        [e["iteration"], name, pm(e["success_rate"], e["standard_error"]), pm(e["macro_success_rate"], e["macro_standard_error"]), e["games"]]
+        [
+            e["iteration"],
+            name,
+            pm(e["success_rate"], e["standard_error"]),
+            pm(e["macro_success_rate"], e["macro_standard_error"]),
+            e["games"],
+        ]
         for name in run.conditions
         for e in run.curve(name)
-    ]  # fmt: skip
+    ]
     chart = charts.line_chart(lines, "Held-out success by iteration", (0.0, 1.0))
     return markup.card(
         "Success",
@@ -145,50 +156,49 @@ def training(run: Run) -> str:
     )
 
 
-def responses(run: Run) -> str:
-    length, steps = (
-        Line("tokens a reply", *run.series("rollout/response_tokens")),
-        Line("turns an episode", *run.series("rollout/steps"), None, 1),
-    )
-    limit = run.config["rollout.max_response_tokens"]
-    return markup.card(
-        "Length",
-        charts.legend([length.name, steps.name])
-        + charts.line_chart([length, steps], "Response length and episode length"),
-        f"A reply may have {limit} tokens, an episode {run.config['env.max_steps']} turns.",
-    )
+def lengths(run: Run) -> str:
+    """Tokens of a reply and turns of an episode, a card each."""
+    cards = []
+    for title, metric, limit in (
+        ("Tokens a reply", "rollout/response_tokens", run.config["rollout.max_response_tokens"]),
+        ("Turns an episode", "rollout/steps", run.config["env.max_steps"]),
+    ):
+        chart = charts.line_chart([Line(title, *run.series(metric))], f"{title} by iteration")
+        cards.append(markup.card(title, chart, f"Mean; at most {limit}."))
+    return "".join(cards)
 
 
 def teacher(run: Run, classes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What skills did; nothing for a method without a teacher."""
     if not any(m.get("opd/coverage") is not None for m in run.metrics):
         return []
-    skills = [
-        Line("parse rate", *run.series("skill/parse_rate"), None, 0),
-        Line("turns with a skill", *run.series("opd/coverage"), None, 1),
-    ]
-    gate = [
-        Line("mean", *run.series("opd/gate_mean"), None, 0),
-        Line("share above one half", *run.series("opd/gate_high"), None, 1),
-        Line("share saturated", *run.series("opd/gate_saturated"), None, 2),
-    ]
-    gap = [
-        Line("won episodes", *run.series("opd/gap_success"), None, 0),
-        Line("lost episodes", *run.series("opd/gap_failure"), None, 1),
-        Line("size", *run.series("opd/gap_size"), None, 2),
-    ]
-    chart = lambda lines, label, limits=None: (
-        charts.legend([line.name for line in lines]) + charts.line_chart(lines, label, limits)
-    )  # noqa: E731
+    skills = {"parse rate": "skill/parse_rate", "turns with a skill": "opd/coverage"}
+    gate = {"mean": "opd/gate_mean", "share above one half": "opd/gate_high", "share saturated": "opd/gate_saturated"}
+    gap = {"won episodes": "opd/gap_success", "lost episodes": "opd/gap_failure", "size": "opd/gap_size"}
+    gate_note = f"Gate {run.config['distill.gate']}: the weight of each token in the distillation."
+    gap_note = (
+        "Teacher minus policy log-prob. Over the policy's own samples the mean is negative by nature (minus a KL "
+        "divergence); by kind of decision, below, it says more."
+    )
     return [
         '<h2>The teacher <small>the same policy with a skill in its prompt</small></h2><div class="grid">',
-        markup.card("Skills", chart(skills, "Skill parse rate and coverage", (0.0, 1.0)), "Skills that could be read, and turns whose teacher has one."),
-        markup.card("Gate", chart(gate, "Gate by iteration", (0.0, 1.0)), f"Gate {run.config['distill.gate']}: the weight of each token in the distillation."),
-        markup.card("Gap, nats a token", chart(gap, "Teacher gap by iteration"), "Teacher minus policy log-prob. Over its own samples the mean must be negative (it is minus a KL divergence); by kind of decision, below, it says more."),
+        _curves(run, "Skills", skills, (0.0, 1.0), "Skills that could be read, and turns whose teacher has one."),
+        _curves(run, "Gate", gate, (0.0, 1.0), gate_note),
+        _curves(run, "Gap, nats a token", gap, None, gap_note),
         class_card(run, classes),
         skill_card(run),
         "</div>",
-    ]  # fmt: skip
+    ]
+
+
+def _curves(run: Run, title: str, metrics: Mapping[str, str], limits: tuple[float, float] | None, note: str) -> str:
+    """A card with a line for each {name: metric}."""
+    lines = [Line(name, *run.series(metric), None, place) for place, (name, metric) in enumerate(metrics.items())]
+    lines = [line for line in lines if line.x]
+    chart = charts.line_chart(lines, f"{title} by iteration", limits)
+    return markup.card(
+        title, charts.legend([line.name for line in lines], [line.place for line in lines]) + chart, note
+    )
 
 
 def class_card(run: Run, classes: Mapping[str, Mapping[str, Any]]) -> str:
@@ -215,7 +225,8 @@ def class_card(run: Run, classes: Mapping[str, Mapping[str, Any]]) -> str:
     return markup.card(
         "Gap and gate by kind of decision",
         markup.table(head, rows, classes=styles),
-        "From the recorded training episodes: gap of the whole reply in nats, mean over turns; gate: mean over their tokens. The episodes are chosen by outcome, so only compare within a row.",
+        "From the recorded training episodes: gap of the whole reply in nats, mean over turns; gate: mean over their "
+        "tokens. The episodes are chosen by outcome, so only compare within a row.",
         wide=True,
     )
 
@@ -245,7 +256,9 @@ def skill_card(run: Run) -> str:
     return markup.card(
         "Skill table of the final weights",
         markup.table(head, rows, classes=styles),
-        "Held-out episodes at temperature 1. Gap of the whole reply, nats: with the true skill of the game, the self-written one, and that of another game. A teacher that knows something raises right decisions with the first two only.",
+        "Held-out episodes at temperature 1. Gap of the whole reply, nats: with the true skill of the game, the "
+        "self-written one, and that of another game. A teacher that knows something raises right decisions with the "
+        "first two only.",
         wide=True,
     )
 

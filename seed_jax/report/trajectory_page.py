@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import string
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -51,16 +52,12 @@ def body(run: Run, records: Sequence[Mapping[str, Any]], limit: int, budget: int
     if run.config["distill.kind"] != "none" and gate not in _SHOWN_GATES:
         notes.append(
             markup.warning(
-                f"The run's gate, {gate}, depends on more than the gap of the token; the page shows sigmoid(beta * gap)."
+                f"The run's gate, {gate}, depends on more than the token's gap; the page shows sigmoid(beta * gap)."
             )
         )
-    return _BODY.format(
-        title=markup.text(run.method),
-        seed=run.seed,
-        notes="".join(notes),
-        index=index,
-        chunks="".join(f'<script type="text/plain" id="chunk{i}">{chunk}</script>' for i, chunk in enumerate(chunks)),
-    )
+    data = "".join(f'<script type="text/plain" id="chunk{i}">{chunk}</script>' for i, chunk in enumerate(chunks))
+    shell = string.Template((markup.ASSETS / "trajectories.html").read_text())
+    return shell.substitute(title=markup.text(run.method), seed=run.seed, notes="".join(notes), data=index + data)
 
 
 def thinned(records: Sequence[Any], count: int) -> list[Any]:
@@ -150,35 +147,3 @@ def _turn(turn: Mapping[str, Any], skill: str | None, words: dict[str, int]) -> 
     if turn["skill"] and turn["skill"] != skill:
         packed["sk"] = turn["skill"]
     return packed
-
-
-_BODY = """<div class="browse">
-<h1>Which tokens the skill endorsed <small>{title}, seed {seed}</small></h1>
-<p class="note">A few episodes of every recorded iteration, in training a won and a lost one of each group where it has both: examples, not
-rates. Colour is the change of each sampled token's log-prob when the skill stands in the prompt.</p>
-{notes}
-<div class="layout">
-<aside class="side" aria-label="Episodes">
-<div class="filters">
-<input id="search" type="search" placeholder="Search in all texts" aria-label="Search in all texts">
-<select id="family" aria-label="Family"><option value="">all families</option></select>
-<select id="outcome" aria-label="Outcome"><option value="">won and lost</option><option value="won">won</option><option value="lost">lost</option></select>
-<select id="iteration" aria-label="Iteration"><option value="">all iterations</option></select>
-<select id="source" aria-label="Games"><option value="">all games</option><option value="panel">held-out</option><option value="training">training</option></select>
-</div>
-<p class="count" id="count" role="status"></p>
-<div class="list" id="list"></div>
-<p class="keys"><kbd>j</kbd> <kbd>k</kbd> next, previous; <kbd>1</kbd> <kbd>2</kbd> <kbd>3</kbd> view; <kbd>g</kbd> colour; <kbd>c</kbd> side by side; <kbd>/</kbd> search; arrow keys in a reply read its tokens</p>
-</aside>
-<div>
-<div class="toolbar">
-<span><span class="seg-name">Prompt</span><span class="seg" id="view" role="group" aria-label="Prompt"><button type="button" data-view="student">student</button><button type="button" data-view="teacher">teacher</button><button type="button" data-view="wrong">wrong skill</button></span></span>
-<span><span class="seg-name">Colour</span><span class="seg" id="color" role="group" aria-label="Colour"><button type="button" data-color="gap">gap</button><button type="button" data-color="gate">gate</button><button type="button" data-color="prob">probability</button></span></span>
-<span class="scale" id="scale" aria-label="Scale of colours"></span>
-</div>
-<div class="episodes" id="episodes"></div>
-</div>
-</div>
-</div>
-{index}
-{chunks}"""

@@ -27,7 +27,7 @@ from seed_jax.train.update import model_placement
 from seed_jax.types import Episode
 
 PANEL_STREAM = (1 << 29) + 2  # of the analyses of panel episodes, which training never makes
-_ROWS = 16  # in one call, or one a device; a sample is small, and padding it to whole micro-batches would double the cost
+_ROWS = 16  # in one call, or one a device: a sample is small, padding it to a whole micro-batch would double the cost
 _DIGITS = 3  # of a log-prob in the file, nats
 _BROKEN = "\ufffd"  # what a decoder writes for a character that is not complete
 
