@@ -221,13 +221,17 @@ class EpisodeWriter:
 class PhaseTimer:
     """Adds up wall-clock seconds by phase. JAX computes asynchronously: block on results inside the phase."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, on_phase: Callable[[str], None] = lambda phase: None
+    ):
+        """on_phase: told the name of each phase as it begins"""
+        self._clock, self._on_phase = clock, on_phase
         self._current: dict[str, float] = {}
         self.totals: dict[str, float] = {}  # seconds by phase over the whole process
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
+        self._on_phase(phase)
         start = self._clock()
         try:
             yield

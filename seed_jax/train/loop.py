@@ -26,14 +26,12 @@ from seed_jax.runtime.logging import (
     TRAJECTORIES_FILE,
     EpisodeWriter,
     MetricsWriter,
-    PhaseTimer,
-    Progress,
-    TurnProgress,
     append_jsonl,
     read_jsonl,
     truncate_jsonl,
 )
 from seed_jax.runtime.signals import stop_on_signals
+from seed_jax.runtime.terminal import reporters
 from seed_jax.sampler.engine import sampler_of
 from seed_jax.tasks import schedule
 from seed_jax.train import factors, trajectories
@@ -97,9 +95,10 @@ class Run:
         self.shape = Shape(p.row_tokens, p.scored_tokens_per_row, p.max_turns_per_row, p.teacher_row_tokens)
         self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard)
         self.episodes = EpisodeWriter(workdir / EPISODES_FILE)
-        self.timer, self.progress = PhaseTimer(), Progress(config.iterations, enabled=jax.process_index() == 0)
+        self.progress, self.turns, self.timer, self.view, self.begin = reporters(
+            config.iterations, config.env.max_steps
+        )
         self.progress.message(self.sampler.plan())
-        self.turns = TurnProgress(config.env.max_steps, every_s=60.0, enabled=jax.process_index() == 0)
         self.stop = threading.Event()
 
     def fresh_state(self) -> TrainState:
@@ -121,8 +120,10 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
     A signal (Ctrl-C, SIGTERM) stops it at the next turn, saves, and raises Interrupted.
     """
     run = Run(config, setup, workdir)
-    with Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep) as checkpoints, stop_on_signals(run.stop):
+    saving = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
+    with saving as checkpoints, stop_on_signals(run.stop), run.view:
         state, done, memory = _restore(run, checkpoints, resuming)
+        run.begin(done)
         run.load_sampler(state)
         metrics = memory.pop("unfinished", None)  # of an iteration that was stopped after its update
         try:

@@ -129,6 +129,7 @@ def report(progress: Progress, done: int, metrics: dict) -> None:
         skills=metrics.get("skill/parse_rate"),
         gate=metrics.get("opd/gate_mean"),
         held_out=metrics.get("eval/success_rate"),
+        **{"tokens/s": round(metrics["rollout/tokens_per_s"])} if "rollout/tokens_per_s" in metrics else {},
     )
     if metrics["adv/penalty_only_groups"] > PENALTY_ONLY_WARNING:
         progress.message(
