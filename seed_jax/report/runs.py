@@ -132,12 +132,19 @@ def _load(workdir: Path, name: str) -> Run:
             read_jsonl(workdir / file) for file in (METRICS_FILE, EVALUATIONS_FILE, OUTCOMES_FILE)
         )
         games = json.loads((workdir / GAMES_FILE).read_text()) if (workdir / GAMES_FILE).is_file() else None
-        evaluated = [json.loads(path.read_text()) for path in sorted(workdir.glob("evaluation_*.json"))]
+        evaluated = [_evaluation(path) for path in sorted(workdir.glob("evaluation_*.json"))]
     except (WorkdirError, ValueError) as error:
         raise ReportError(f"--workdir={workdir}: {error}") from error
     if not metrics and not evaluations:
         raise ReportError(f"--workdir={workdir}: nothing is recorded yet; wait for the first evaluation")
     return Run(name, workdir, config, metrics, evaluations, outcomes, read_summary(workdir), games, evaluated)
+
+
+def _evaluation(path: Path) -> dict[str, Any]:
+    result = json.loads(path.read_text())
+    if not isinstance(result, dict) or not {"policy", "panel", "results"} <= result.keys():
+        raise ValueError(f"{path.name} is not a result of launch.evaluate; move it away")
+    return result
 
 
 def differing_fields(configs: Iterable[Mapping[str, Any]]) -> list[str]:

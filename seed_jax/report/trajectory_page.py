@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from seed_jax.report import markup
-from seed_jax.report.runs import Run
+from seed_jax.report.runs import ReportError, Run
 from seed_jax.runtime.logging import PANEL_TRAJECTORIES_FILE, TRAJECTORIES_FILE, read_jsonl
 
 CHUNK = 20  # episodes in a chunk
@@ -22,27 +22,28 @@ BUDGET = 5_000_000  # bytes of a page
 MAX_CHARS = 20_000  # of an observation; the rest is left out and the page says how much
 _UNIT = 100  # numbers a nat
 _SHOWN_GATES = ("sig_gap", "hard", "none", "const")  # those that follow from a token's gap alone
+_SAMPLE = 3 * CHUNK  # episodes by which the size of all is estimated
+_ROOM, _SURE = 0.95, 0.8  # share of the budget that an estimate may fill; below the second it needs no check
 _SHELL = 120_000  # bytes that the page takes without its episodes, with room to spare
 
 
 def read_trajectories(run: Run) -> list[dict[str, Any]]:
     """Recorded episodes by the age of the weights, panel games marked: a training episode of iteration n and a panel
     game after n - 1 iterations are played by the same weights."""
-    records = [{**r, "panel": False, "age": r["iteration"] - 1} for r in read_jsonl(run.workdir / TRAJECTORIES_FILE)]
-    records += [{**r, "panel": True, "age": r["iteration"]} for r in read_jsonl(run.workdir / PANEL_TRAJECTORIES_FILE)]
+    try:
+        training, panel = (read_jsonl(run.workdir / file) for file in (TRAJECTORIES_FILE, PANEL_TRAJECTORIES_FILE))
+    except ValueError as error:
+        raise ReportError(str(error)) from error
+    records = [{**r, "panel": False, "age": r["iteration"] - 1} for r in training]
+    records += [{**r, "panel": True, "age": r["iteration"]} for r in panel]
     return sorted(records, key=lambda r: (r["age"], not r["panel"], r["index"]))
 
 
 def body(run: Run, records: Sequence[Mapping[str, Any]], limit: int, budget: int = BUDGET) -> str:
     """limit: episodes to show at most; more, or more bytes than `budget`, are thinned out evenly, and the page says
     so."""
-    shown = thinned(records, limit)
-    while True:
-        index, chunks = encode(run, shown)
-        size = sum(map(len, chunks)) + len(index)
-        if size <= budget - _SHELL or len(shown) <= 1:
-            break
-        shown = thinned(shown, max(1, min(len(shown) - 1, int(len(shown) * 0.95 * (budget - _SHELL) / size))))
+    shown = fitting(run, thinned(records, limit), budget - _SHELL)
+    index, chunks = encode(run, shown)
     notes = []
     if len(shown) < len(records):
         notes.append(
@@ -58,6 +59,22 @@ def body(run: Run, records: Sequence[Mapping[str, Any]], limit: int, budget: int
     data = "".join(f'<script type="text/plain" id="chunk{i}">{chunk}</script>' for i, chunk in enumerate(chunks))
     shell = string.Template((markup.ASSETS / "trajectories.html").read_text())
     return shell.substitute(title=markup.text(run.method), seed=run.seed, notes="".join(notes), data=index + data)
+
+
+def fitting(run: Run, records: Sequence[Mapping[str, Any]], budget: int) -> Sequence[Mapping[str, Any]]:
+    """As many of them as `budget` bytes hold by the size of a sample, and then fewer until they do."""
+
+    def size(some: Sequence[Mapping[str, Any]]) -> int:
+        index, chunks = encode(run, some)
+        return len(index) + sum(map(len, chunks))
+
+    sample = thinned(records, _SAMPLE)
+    estimate = size(sample) / max(1, len(sample)) * len(records)
+    if estimate > budget:
+        records = thinned(records, max(1, int(len(records) * _ROOM * budget / estimate)))
+    while len(records) > 1 and estimate > _SURE * budget and size(records) > budget:
+        records = thinned(records, max(1, int(len(records) * _ROOM)))
+    return records
 
 
 def thinned(records: Sequence[Any], count: int) -> list[Any]:
@@ -111,7 +128,7 @@ def _pack(records: Sequence[Mapping[str, Any]]) -> str:
     content = {"episodes": [_episode(record, words) for record in records], "words": list(words)}
     # A lone half of a surrogate pair becomes its JSON escape.
     data = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
-    return base64.b64encode(zlib.compress(data, 9)).decode()
+    return base64.b64encode(zlib.compress(data, 6)).decode()
 
 
 def _episode(record: Mapping[str, Any], words: dict[str, int]) -> dict[str, Any]:

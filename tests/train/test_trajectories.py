@@ -7,9 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from launch import report
+from seed_jax.report.runs import load_runs
 from seed_jax.runtime.logging import read_jsonl
 from seed_jax.train import trajectories
 from seed_jax.types import Episode, Skill, Turn
+from tests import browser as driver
 from tests import tiny
 
 
@@ -141,3 +144,144 @@ def test_panel_games_are_the_same_at_every_evaluation(recorded):
     for result, evaluation in zip(outcomes, evaluations, strict=True):
         assert (result["iteration"], result["temperature"]) == (evaluation["iteration"], evaluation["temperature"])
         assert np.mean([o["won"] for o in result["outcomes"]]) == evaluation["success_rate"]
+
+
+# -- the pages of that run, in a browser -------------------------------------------------------------------------------
+
+in_browser = pytest.mark.skipif(driver.find() is None, reason=driver.NEEDED)
+
+
+@pytest.fixture(scope="module")
+def pages(recorded, tmp_path_factory):
+    out = tmp_path_factory.mktemp("pages")
+    report.write(load_runs([recorded]), out, draw=False)
+    return out
+
+
+@pytest.fixture(scope="module")
+def opened():
+    with driver.browser() as tab:
+        yield tab
+
+
+@pytest.fixture
+def browser(opened):
+    opened.view(1280, 900)
+    opened.problems.clear()
+    yield opened
+    assert opened.problems == []
+
+
+def shown(browser) -> int:
+    return browser.run("document.querySelectorAll('#list .row').length")
+
+
+def choose(browser, name: str, value: str) -> None:
+    browser.run(
+        f"(() => {{ const e = document.getElementById('{name}'); e.value = '{value}'; "
+        "e.dispatchEvent(new Event('change')); })()"
+    )
+
+
+@in_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("width, dark", [(1280, False), (1280, True), (390, False)])
+def test_run_page(browser, pages, tmp_path, width, dark):
+    browser.view(width, 844, dark)
+    browser.open(pages / "index.html")
+    assert browser.run("document.querySelectorAll('svg.chart').length") >= 9
+    assert browser.run("document.documentElement.scrollWidth") == width  # only tables scroll sideways
+    background = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(19, 21, 25)") == dark
+    assert browser.screenshot(tmp_path / "run.png").stat().st_size > 20_000
+
+
+@in_browser
+@pytest.mark.slow
+def test_theme_button_turns_dark_and_back(browser, pages):
+    browser.open(pages / "index.html")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    before = browser.run(colour)
+    browser.click("#theme")
+    assert browser.run(colour) != before
+    browser.click("#theme")
+    assert browser.run(colour) == before
+
+
+@in_browser
+@pytest.mark.slow
+def test_tables_can_be_copied(browser, pages):
+    browser.open(pages / "index.html")
+    browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    browser.click(".wide button.copy")
+    browser.wait("document.querySelector('.wide button.copy').textContent === 'Copied'")
+    copied = browser.run("navigator.clipboard.readText()")
+    rows = [line.split("\t") for line in copied.splitlines()]
+    assert rows[0][:2] == ["decision", "turns"] and len(rows) > 2 and len({len(row) for row in rows}) == 1
+
+
+@in_browser
+@pytest.mark.slow
+def test_filters_and_search(browser, pages):
+    browser.open(pages / "trajectories.html")
+    everything = shown(browser)
+    assert everything == 16  # six in each of two iterations, two panel games at two evaluations
+    for name, value, count in (("source", "panel", 4), ("source", "training", 12), ("iteration", "0", 2)):
+        choose(browser, name, value)
+        browser.wait(f"document.querySelectorAll('#list .row').length === {count}")
+        choose(browser, name, "")
+    choose(browser, "outcome", "won")
+    browser.wait("document.querySelectorAll('#list .row .lost').length === 0")
+    won = shown(browser)
+    choose(browser, "outcome", "lost")
+    browser.wait("document.querySelectorAll('#list .row .won').length === 0")
+    assert won + shown(browser) == everything
+    choose(browser, "outcome", "")
+    browser.press("/")
+    assert browser.run("document.activeElement.id") == "search"
+    for letter in "no such words":
+        browser.press(letter)
+    browser.wait("document.getElementById('count').textContent.startsWith('0 of')")
+    assert "No episode matches" in browser.run("document.getElementById('episodes').textContent")
+
+
+@in_browser
+@pytest.mark.slow
+def test_views_colours_and_keys(browser, pages, tmp_path):
+    browser.open(pages / "trajectories.html")
+    colours = "[...document.querySelectorAll('.tok')].map((t) => t.style.backgroundColor).join('|')"
+    pressed = "document.querySelector('#view [aria-pressed=true]').dataset.view"
+    looks = {}
+    for view in ("teacher", "wrong", "student"):
+        browser.click(f"#view [data-view={view}]")
+        browser.wait(f"{pressed} === '{view}'")
+        looks[view] = browser.run(colours)
+        assert browser.run("document.querySelector('.skill').textContent")
+        assert browser.screenshot(tmp_path / f"{view}.png", whole=False).stat().st_size > 20_000
+    assert len(set(looks.values())) == 3
+    browser.press("2")
+    browser.wait(f"{pressed} === 'teacher'")
+    browser.press("g")
+    browser.wait("document.querySelector('#color [aria-pressed=true]').dataset.color === 'gate'")
+    assert browser.run(colours) != looks["teacher"]
+    first = browser.run("document.querySelector('.row[aria-current=true]').dataset.i")
+    browser.press("j")
+    browser.wait(f"document.querySelector('.row[aria-current=true]').dataset.i !== '{first}'")
+    browser.run("document.querySelector('.tokens').focus()")
+    browser.press("ArrowRight")
+    assert "policy" in browser.run("document.querySelector('.readout').textContent")
+    assert browser.run("document.querySelectorAll('.tok.at').length") == 1
+
+
+@in_browser
+@pytest.mark.slow
+def test_same_game_before_and_after_side_by_side(browser, pages):
+    browser.open(pages / "trajectories.html", "#0")
+    titles = "[...document.querySelectorAll('.episode .facts')].map((f) => f.textContent)"
+    assert "before training" in browser.run(titles)[0]
+    browser.press("c")
+    browser.wait("document.querySelectorAll('.episode').length === 2")
+    before, after = browser.run(titles)
+    assert "before training" in before and "after 2 iterations" in after
+    browser.press("c")
+    browser.wait("document.querySelectorAll('.episode').length === 1")

@@ -69,7 +69,7 @@
     const mode = state.view === "student" ? "prob" : state.color;
     const [values, low, high] = {
       gap: [[-2, -1.2, -0.6, -0.25, 0, 0.25, 0.6, 1.2, 2], "rejected \u22122", "+2 nats endorsed"],
-      gate: [[0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1], "gate 0", "1"],
+      gate: [[0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1], "gate 0", index.gate === "sig_gap" ? "1 (\u00bd: the skill changes nothing)" : "1"],
       prob: [[1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0], "certain", "surprising"],
     }[mode];
     const ramp = make("span", "ramp");
@@ -97,9 +97,9 @@
     if (turn.w) parts.push(["with a wrong skill", Math.exp((turn.s[k] + turn.w[k]) / UNIT)]);
     const line = make("span");
     line.append(make("b", "", visible(words[turn.x[k]]).trim() || "(space)"));
-    for (const [name, p] of parts) line.append(`  ${name} ${p.toFixed(3)}`);
+    for (const [name, p] of parts) line.append(make("span", "figure", `${name} ${p.toFixed(3)}`));
     const gap = gapOf(turn, k);
-    if (gap !== null && state.view !== "student") line.append(`  gap ${signed(gap)} nats  gate ${gate(gap).toFixed(2)}`);
+    if (gap !== null && state.view !== "student") line.append(make("span", "figure", `gap ${signed(gap)} nats`), make("span", "figure", `gate ${gate(gap).toFixed(2)}`));
     return line;
   };
   const tokenLine = (turn, words, from, to, say) => {
@@ -267,7 +267,7 @@
   const press = () => {
     for (const button of $("view").children) button.setAttribute("aria-pressed", String(button.dataset.view === state.view));
     for (const button of $("color").children) {
-      button.setAttribute("aria-pressed", String(button.dataset.color === state.color));
+      button.setAttribute("aria-pressed", String(button.dataset.color === (state.view === "student" ? "prob" : state.color)));
       button.disabled = state.view === "student";
     }
   };
