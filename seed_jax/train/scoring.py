@@ -25,12 +25,12 @@ def score(
     samples: Sequence[Sample],
     shape: Shape,
     rows_per_call: int = 32,
-    place: jax.sharding.Sharding | None = None,
+    split: jax.sharding.Sharding | None = None,
     **options: Any,
 ) -> list[np.ndarray]:
     """Log-prob of every response token of every sample, in order: a list of arrays [n] (nats).
 
-    place: how rows are split over devices (`rows_per_call` must be divisible); None = not at all
+    split: how rows are split over devices (`rows_per_call` must be divisible); None = not at all
     options: dtype, attention and mesh of the model's functions; see `score_tokens`
     """
     chosen = tuple(sorted(options.items()))
@@ -40,7 +40,7 @@ def score(
         chunk = members[start : start + rows_per_call]
         padded = [[samples[i] for i in row] for row in chunk] + [[]] * (rows_per_call - len(chunk))
         rows = pack_rows(padded, shape)[0]
-        rows = rows if place is None else jax.device_put(rows, place)
+        rows = rows if split is None else jax.device_put(rows, split)
         logprobs = np.asarray(_row_logprobs(params, rows, spec, chosen))
         for row, indices in enumerate(chunk):
             place = 0
