@@ -19,21 +19,14 @@ from launch import common
 from seed_jax.report import card, card_page, figures, markup, run_page, trajectory_page
 from seed_jax.report.runs import ReportError, Run, load_runs
 
-_WORKDIR = flags.DEFINE_multi_string("workdir", None, "workdir of a run, or a directory of runs; may be repeated")
-_OUT = flags.DEFINE_string("out", "report", "directory that receives the pages")
-_BASELINE = flags.DEFINE_string("baseline", None, "what the others are compared with; default: grpo, or the first")
-_FULL = flags.DEFINE_string("full", None, "what the ablation card takes pieces from; default: seed, if it is there")
-_EPISODES = flags.DEFINE_integer("episodes", 500, "episodes of a trajectory page, at most", lower_bound=1)
-_FIGURES = flags.DEFINE_bool("figures", True, "draw PNG and SVG files for papers")
-
 
 def main(_) -> int:
-    out = Path(_OUT.value).expanduser()
+    given = flags.FLAGS
+    out = Path(given.out).expanduser()
     try:
-        runs = load_runs(_WORKDIR.value)
-        written = write(
-            runs, out, baseline=_BASELINE.value, full=_FULL.value, episodes=_EPISODES.value, draw=_FIGURES.value
-        )
+        runs = load_runs(given.workdir)
+        chosen = dict(baseline=given.baseline, full=given.full, episodes=given.episodes, draw=given.figures)
+        written = write(runs, out, **chosen)
     except ReportError as error:
         print(f"error: {error}", file=sys.stderr)
         return common.EXIT_BAD_INPUT
@@ -96,10 +89,16 @@ def _save(path: Path, content: str) -> Path:
     return path
 
 
-def run_app() -> None:
+def run() -> None:
+    flags.DEFINE_multi_string("workdir", None, "workdir of a run, or a directory of runs; may be repeated")
+    flags.DEFINE_string("out", "report", "directory that receives the pages")
+    flags.DEFINE_string("baseline", None, "what the others are compared with; default: grpo, or the first")
+    flags.DEFINE_string("full", None, "what the ablation card takes pieces from; default: seed, if it is there")
+    flags.DEFINE_integer("episodes", 500, "episodes of a trajectory page, at most", lower_bound=1)
+    flags.DEFINE_bool("figures", True, "draw PNG and SVG files for papers")
     flags.mark_flags_as_required(["workdir"])
     app.run(main)
 
 
 if __name__ == "__main__":
-    run_app()
+    run()

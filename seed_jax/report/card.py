@@ -39,12 +39,12 @@ class Group(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """value and standard error; over: "seeds" if the error is of the mean over seeds, "games" for one seed."""
+    """Mean over seeds. games: standard error over the games of one run, mean over seeds; seeds: of the mean over seeds,
+    None for one."""
 
     value: float
-    error: float
-    seeds: int
-    over: str
+    games: float
+    seeds: float | None
 
 
 class Comparison(NamedTuple):
@@ -107,13 +107,13 @@ def _choose(groups: Sequence[Group], name: str | None, flag: str = "") -> Group 
 
 
 def mean(finals: Sequence[Final], key: str, error: str) -> Mean | None:
-    """Over seeds, with the standard error of that mean; of one seed its own error over games."""
+    """key, error: names in the result of the value and of its standard error over games."""
     values = [final.result[key] for final in finals]
     if not values:
         return None
-    if len(values) == 1:
-        return Mean(values[0], finals[0].result[error], 1, "games")
-    return Mean(float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values))), len(values), "seeds")
+    games = float(np.mean([final.result[error] for final in finals]))
+    seeds = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+    return Mean(float(np.mean(values)), games, seeds)
 
 
 def _difference(name: str, mine: Group, other: Group) -> dict | str:

@@ -45,7 +45,7 @@ def body(c: Comparison, pages: Mapping[str, str], figures: Sequence[str] | str) 
 
 
 def metric_card(c: Comparison, name: str) -> str:
-    rows, styles, by_family, errors = [], [], [], set()
+    rows, styles, by_family = [], [], []
     families = list(dict.fromkeys(f for g in c.groups for final in g.finals(name) for f in final.result["family"]))
     for g in c.groups:
         finals = g.finals(name)
@@ -56,13 +56,12 @@ def metric_card(c: Comparison, name: str) -> str:
         rows.append([g.label, len(finals), shown(micro), shown(macro), *told])
         styles.append(["", "", "strong", "strong", "", "", _style(found)])
         by_family.append([g.label, *(_family(finals, family) for family in families)])
-        errors |= {micro.over} if micro else set()
     minus = f"minus {c.baseline.label}"
     head = ["setting", "seeds", "success", "mean over families", minus, f"{minus}, over families", "verdict"]
     note = (
-        f"\u00b1 one standard error over {' and over '.join(sorted(errors, reverse=True))}. Differences are paired "
-        f"over games, with the {LEVEL:.0%} interval of a bootstrap over games and, where there are several, seeds. Not "
-        "corrected for the number of comparisons."
+        "Standard errors: over the games of a run, and over seeds where there are several. Differences are paired over "
+        f"games, with the {LEVEL:.0%} interval of a bootstrap over games and seeds. Not corrected for the number of "
+        "comparisons."
     )
     content = markup.table(head, rows, classes=styles)
     content += markup.details("By family", markup.table(["setting", *families], by_family))
@@ -98,7 +97,10 @@ def _style(found: dict | str | None) -> str:
 
 
 def shown(m: Mean | None) -> str:
-    return "\u2013" if m is None else f"{m.value:.3f} \u00b1 {m.error:.3f}"
+    if m is None:
+        return "\u2013"
+    over_seeds = "" if m.seeds is None else f", \u00b1 {m.seeds:.3f} seeds"
+    return f"{m.value:.3f} \u00b1 {m.games:.3f} games{over_seeds}"
 
 
 def _family(finals: Sequence, family: str) -> str:

@@ -158,7 +158,7 @@ class Bar(NamedTuple):
 
 def bars(rows: Sequence[Bar], series: Sequence[str], label: str, high: float = 1.0) -> str:
     """Horizontal bars from 0, one below the other in each row, with whiskers of one standard error."""
-    left, thick, gap = 112, 9, 3
+    left, thick, gap = 138, 9, 3
     row_height = len(series) * (thick + gap) + 10
     height = len(rows) * row_height + 24
     x = Scale(0.0, high, left, WIDTH - 44)
@@ -172,7 +172,7 @@ def bars(rows: Sequence[Bar], series: Sequence[str], label: str, high: float = 1
         middle = top + (row_height - 10) / 2
         parts.append(
             f'<text class="name" x="{left - 8}" y="{middle:.1f}" dy=".32em" text-anchor="end">'
-            f"{text(clip(row.name, 17))}<title>{text(row.name)}</title></text>"
+            f"{text(clip(row.name, 24))}<title>{text(row.name)}</title></text>"
         )
         for j, (value, error) in enumerate(zip(row.values, row.errors, strict=True)):
             if value is not None:
