@@ -16,7 +16,7 @@ from pathlib import Path
 from absl import app, flags
 
 from launch import common
-from seed_jax.report import card, card_page, figures, markup, run_page, trajectory_page
+from seed_jax.report import card, card_page, decisions, figures, markup, run_page, trajectory_page
 from seed_jax.report.runs import ReportError, Run, load_runs
 
 
@@ -56,7 +56,7 @@ def write(
         here = _file(run) if several else "index.html"
         records = trajectory_page.read_trajectories(run)
         paths = figures.draw_run(run, out, _stem(run) if several else "run") if draw else "Not drawn: --nofigures."
-        classes = run_page.gaps_by_class((r for r in records if not r["panel"]), run_page.gate_of(run.config))
+        classes = decisions.gaps_by_class((r for r in records if not r["panel"]), decisions.gate_of(run.config))
         links = nav or [("Run", here)]
         browse = f"trajectories-{_stem(run)}.html" if several else "trajectories.html"
         if records:

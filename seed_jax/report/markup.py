@@ -125,3 +125,8 @@ def card(title: str, content: str, note: str = "", wide: bool = False) -> str:
 
 def warning(content: str) -> str:
     return f'<p class="warning" role="note">{text(content)}</p>'
+
+
+def signed(value: float | None) -> str:
+    """Two digits with their sign, a dash for None."""
+    return "\u2013" if value is None else f"{value:+.2f}".replace("-", "\u2212")

@@ -3,6 +3,8 @@
 Views: the *student* reads the prompt as the policy did, the *teacher* reads the episode's skill in it, *wrong* the
 skill of another task. All are scored under the weights before the update, in calls of one fixed shape beside it. The
 sample is small and chosen by outcome; rates belong to metrics.jsonl, not to it.
+
+With several processes the first one records what it has played itself, scored on its own devices.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from seed_jax import sharding
 from seed_jax.hindsight.analyzer import analyze
 from seed_jax.runtime.logging import PANEL_TRAJECTORIES_FILE, TRAJECTORIES_FILE, append_jsonl
+from seed_jax.sampler import weights as decoding
 from seed_jax.spans import tag_span
 from seed_jax.train import factors
 from seed_jax.train.packing import Sample, Shape
@@ -37,25 +41,31 @@ def record_rollout(run, state: TrainState, iteration: int, episodes: Sequence[Ep
     log = run.config.log
     due = log.trajectories_every and (iteration % log.trajectories_every == 0 or iteration + 1 == run.config.iterations)
     if due:
-        chosen = pick_pairs(episodes, log.trajectories_per_iteration)
-        wrong = wrong_skills(chosen, episodes)
-        _write(run, state, TRAJECTORIES_FILE, iteration + 1, chosen, wrong, run.setup.train_tasks)
+        scorer = Scorer(run, state) if run.distills else None
+        if jax.process_index() == 0:
+            chosen = pick_pairs(episodes, log.trajectories_per_iteration)
+            wrong = wrong_skills(chosen, episodes)
+            _write(run, scorer, TRAJECTORIES_FILE, iteration + 1, chosen, wrong, run.setup.train_tasks)
 
 
 def record_panel(run, state: TrainState, iteration: int, episodes: Sequence[Episode]) -> None:
     """Appends the same few panel games, as the weights after `iteration` updates play them, with the skills that these
-    weights write about them, to trajectories_panel.jsonl."""
+    weights write about them, to trajectories_panel.jsonl. With several processes there is nothing to record: what they
+    tell each other about the panel is without its texts."""
+    if jax.process_count() > 1:
+        return
     chosen = pick_panel(episodes, run.config.log.trajectories_panel)
     if chosen and run.distills:
         if run.skills.source == "self_hindsight":
             analyze(run.sampler, run.tokenizer, chosen, run.config.hindsight, run.config.env.prompt, PANEL_STREAM)
         run.skills.assign(chosen)
     if chosen:
-        _write(run, state, PANEL_TRAJECTORIES_FILE, iteration, chosen, wrong_skills(chosen, chosen), run.setup.panel)
+        scorer = Scorer(run, state) if run.distills else None
+        _write(run, scorer, PANEL_TRAJECTORIES_FILE, iteration, chosen, wrong_skills(chosen, chosen), run.setup.panel)
 
 
-def _write(run, state: TrainState, file: str, iteration: int, chosen, wrong, tasks: Sequence[Any]) -> None:
-    scores = score_views(run, state, chosen, wrong) if run.distills else {}
+def _write(run, scorer: Scorer | None, file: str, iteration: int, chosen, wrong, tasks: Sequence[Any]) -> None:
+    scores = score_views(run, scorer, chosen, wrong) if scorer else {}
     by_id = {task.id: task for task in tasks}
     for place, episode in enumerate(chosen):
         record = trajectory(run.tokenizer, episode, wrong[place], {t: v for (e, t), v in scores.items() if e == place})
@@ -118,41 +128,50 @@ def wrong_skills(chosen: Sequence[Episode], episodes: Sequence[Episode]) -> list
 # -- log-probs ---------------------------------------------------------------------------------------------------------
 
 
-def teacher_weights(config, state: TrainState):
-    """The weights that the update scores the teacher's prompts with, at its start."""
-    choices = factors.choices(config)
-    return (
-        state.teacher if choices.keeps_teacher else {"frozen_init": state.reference}.get(choices.teacher, state.params)
-    )
+class Scorer:
+    """Log-probs under the policy's weights and under those with which the update scores the teacher at its start.
+
+    With several processes all make one together, since weights are moved; then each scores on its own devices.
+    """
+
+    def __init__(self, run, state: TrainState):
+        config, choices = run.config, factors.choices(run.config)
+        teacher = state.teacher if choices.keeps_teacher else None
+        teacher = state.reference if choices.teacher == "frozen_init" else teacher
+        dtype, mesh, self.split = jnp.dtype(config.model.dtype), run.mesh, sharding.batch_sharding(run.mesh)
+        trees = [state.params] if teacher is None else [state.params, teacher]
+        if jax.process_count() > 1:
+            mesh, self.split = decoding.local_meshes(run.mesh)[0], None
+            whole = lambda params: sharding.reshard(params, run.spec, run.mesh, "decode", dtype)  # noqa: E731
+            trees = [decoding.local_view(whole(params), [mesh])[0] for params in trees]
+        self.weights = {"student": trees[0], "teacher": trees[-1]}
+        self.spec, p, devices = run.spec, config.pack, mesh.shape["fsdp"]
+        self.rows = devices * max(1, min(_ROWS, p.rows_per_micro) // devices)
+        self.shape = Shape(p.teacher_row_tokens, p.scored_tokens_per_row, p.max_turns_per_row)
+        attention, model_mesh = model_placement(config, run.spec, mesh)
+        self.options = dict(dtype=dtype, attention=attention, mesh=model_mesh)
+
+    def __call__(self, who: str, samples: Sequence[Sample]) -> list[np.ndarray]:
+        return score(self.weights[who], self.spec, samples, self.shape, self.rows, self.split, **self.options)
 
 
-def score_views(
-    run, state: TrainState, chosen: Sequence[Episode], wrong
-) -> dict[tuple[int, int], dict[str, np.ndarray]]:
+def score_views(run, scorer: Scorer, chosen: Sequence[Episode], wrong) -> dict[tuple[int, int], dict[str, np.ndarray]]:
     """{(place of the episode, turn): {view: log-probs of the response tokens, [n] nats}}; views that do not exist (no
     skill, no room for it) are left out."""
     config, counts = run.config, Counter()
     limit = config.rollout.max_prompt_tokens + config.hindsight.max_skill_tokens
     other = [dataclasses.replace(episode, skill=skill) for episode, skill in zip(chosen, wrong, strict=True)]
+    asked = {(e, t): turn.prompt_ids for e, episode in enumerate(chosen) for t, turn in enumerate(episode.turns)}
     prompts = {
-        "student": {
-            (e, t): turn.prompt_ids for e, episode in enumerate(chosen) for t, turn in enumerate(episode.turns)
-        },
+        "student": asked,
         "teacher": run.skills.teacher_prompts(chosen, limit, counts),
         # A library that is searched anew for each prompt finds the right skill whatever it is given.
         "wrong": {} if run.skills.per_turn else run.skills.teacher_prompts(other, limit, counts),
     }
-    p, (attention, mesh) = config.pack, model_placement(config, run.spec, run.mesh)
-    devices = run.mesh.shape["fsdp"]
-    rows = devices * max(1, min(_ROWS, p.rows_per_micro) // devices)
-    shape = Shape(p.teacher_row_tokens, p.scored_tokens_per_row, p.max_turns_per_row)
     result: dict[tuple[int, int], dict[str, np.ndarray]] = defaultdict(dict)
     for view, found in prompts.items():
-        params = state.params if view == "student" else teacher_weights(config, state)
         samples = [Sample(ids, chosen[e].turns[t].response_ids) for (e, t), ids in found.items()]
-        settings = dict(dtype=jnp.dtype(config.model.dtype), attention=attention, mesh=mesh)
-        scores = score(params, run.spec, samples, shape, rows, sharding.batch_sharding(run.mesh), **settings)
-        for key, values in zip(found, scores, strict=True):
+        for key, values in zip(found, scorer("student" if view == "student" else "teacher", samples), strict=True):
             result[key][view] = values
     return result
 

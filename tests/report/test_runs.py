@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from seed_jax.report import charts, markup, run_page
+from seed_jax.report import charts, decisions, markup, run_page
 from seed_jax.report.runs import ReportError, load_runs
 from tests.report import fake_run
 
@@ -79,7 +79,7 @@ def test_gap_and_gate_by_kind_of_decision():
     record["turns"][0]["kind"] = "success: search"
     del record["turns"][1]["teacher"]
     lost = fake_run.episode(turns=1, won=False)
-    found = run_page.gaps_by_class([record, lost], gate=lambda gap: float(gap > 0))
+    found = decisions.gaps_by_class([record, lost], gate=lambda gap: float(gap > 0))
     assert list(found) == ["failure: other turns", "success: search"]
     words = len(record["turns"][0]["tokens"])
     assert found["success: search"]["turns"] == 1
@@ -89,10 +89,10 @@ def test_gap_and_gate_by_kind_of_decision():
 
 
 def test_gate_of_a_config():
-    sig = run_page.gate_of({"distill.gate": "sig_gap", "distill.beta": 5.0, "distill.threshold": 0.0})
+    sig = decisions.gate_of({"distill.gate": "sig_gap", "distill.beta": 5.0, "distill.threshold": 0.0})
     assert [sig(0.0), sig(0.5), sig(-0.5)] == pytest.approx([0.5, 0.9241, 0.0759], abs=1e-4)
     assert sig(-1e6) < 1e-200 and sig(1e6) == 1.0  # no overflow
-    hard = run_page.gate_of({"distill.gate": "hard", "distill.beta": 5.0, "distill.threshold": 0.1})
+    hard = decisions.gate_of({"distill.gate": "hard", "distill.beta": 5.0, "distill.threshold": 0.1})
     assert [hard(0.05), hard(0.2)] == [0.0, 1.0]
 
 

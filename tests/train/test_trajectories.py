@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
+from configs import quickstart
 from launch import report
+from seed_jax import sharding
+from seed_jax.models.spec import init_params
 from seed_jax.report.runs import load_runs
 from seed_jax.runtime.logging import read_jsonl
 from seed_jax.train import trajectories
+from seed_jax.train.packing import Sample
+from seed_jax.train.state import TrainState
 from seed_jax.types import Episode, Skill, Turn
 from tests import browser as driver
 from tests import tiny
@@ -81,6 +88,45 @@ def test_a_character_of_several_tokens_stands_at_its_last_one():
     assert trajectories.token_texts(bytewise, ids) == ["a", "", "é", " ", "", "", "", "🚀", "b"]
     cut = trajectories.token_texts(bytewise, ids[:-2])  # the reply ends inside the rocket
     assert len(cut) == len(ids) - 2 and "".join(cut) == bytewise.decode(ids[:-2])
+
+
+# -- log-probs ---------------------------------------------------------------------------------------------------------
+
+
+def scorer_setup(mesh, **changes):
+    words = tiny.tokenizer()
+    config = quickstart.get_config("seed")
+    config.update_from_flattened_dict({"model.init": "unused", **changes})
+    spec = tiny.spec(len(words))
+    params = init_params(spec, jax.random.PRNGKey(0))
+    return SimpleNamespace(config=config, spec=spec, mesh=mesh), params
+
+
+def test_several_processes_score_on_their_own_devices(monkeypatch):
+    """The first process of a run of several, as far as one process can be that: the same numbers as alone."""
+    mesh = sharding.make_mesh(jax.devices(), fsdp=4, tensor=2)
+    run, params = scorer_setup(mesh)
+    params = jax.device_put(params, sharding.param_shardings(run.spec, mesh, "train"))
+    state = TrainState(params=params, opt_state=None, step=None)
+    rng = np.random.default_rng(0)
+    samples = [Sample(rng.integers(5, 90, 40).tolist(), rng.integers(5, 90, n).tolist()) for n in (1, 9, 20, 13, 7)]
+    alone = trajectories.Scorer(run, state)("student", samples)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    among = trajectories.Scorer(run, state)
+    assert among.weights["student"]["embed"].sharding.device_set == set(jax.devices()[:2])
+    for mine, theirs, sample in zip(alone, among("teacher", samples), samples, strict=True):
+        assert len(mine) == len(sample.response) and mine.std() >= 0
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("teacher, expected", [
+    ("old", "params"), ("current", "params"), ("frozen_init", "reference"), ("ema", "teacher"), ("periodic", "teacher"),
+])  # fmt: skip
+def test_teacher_has_the_weights_of_the_updates_teacher(teacher, expected):
+    run, params = scorer_setup(sharding.make_mesh(jax.devices()[:1]), **{"distill.teacher": teacher})
+    state = TrainState(params, None, None, reference={"r": 1}, teacher={"t": 1})
+    scorer = trajectories.Scorer(run, state)
+    assert scorer.weights["teacher"] is getattr(state, expected) and scorer.weights["student"] is params
 
 
 # -- records of a run --------------------------------------------------------------------------------------------------
