@@ -115,7 +115,7 @@ def test_several_processes_score_on_their_own_devices(monkeypatch):
     among = trajectories.Scorer(run, state)
     assert among.weights["student"]["embed"].sharding.device_set == set(jax.devices()[:2])
     for mine, theirs, sample in zip(alone, among("teacher", samples), samples, strict=True):
-        assert len(mine) == len(sample.response) and mine.std() >= 0
+        assert len(mine) == len(sample.response)
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 

@@ -14,8 +14,10 @@
     return node;
   };
   // Control signs, also those that turn the direction of writing, are shown as their code.
-  const visible = (text) => String(text).replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g,
-    (sign) => "\u27e8U+" + sign.codePointAt(0).toString(16).toUpperCase().padStart(4, "0") + "\u27e9");
+  const CONTROLS = new RegExp("[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u200b\\u200e\\u200f"
+    + "\\u2028-\\u202e\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb]", "g");
+  const code = (sign) => "\u27e8U+" + sign.codePointAt(0).toString(16).toUpperCase().padStart(4, "0") + "\u27e9";
+  const visible = (text) => String(text).replace(CONTROLS, code);
   const signed = (x, digits = 2) => (x < 0 ? "\u2212" : "+") + Math.abs(x).toFixed(digits);
 
   // -- data ---------------------------------------------------------------------------------------------------------
@@ -85,7 +87,8 @@
   const longText = (className, text) => {
     const box = make("div", className), shown = visible(text);
     if (shown.length <= LONG) { box.textContent = shown; return box; }
-    const part = make("span", "", shown.slice(0, LONG) + "\u2026"), button = make("button", "more", `show all ${shown.length} characters`);
+    const part = make("span", "", shown.slice(0, LONG) + "\u2026");
+    const button = make("button", "more", `show all ${shown.length} characters`);
     button.type = "button";
     button.addEventListener("click", () => { part.textContent = shown; button.remove(); });
     box.append(part, button);
@@ -99,7 +102,9 @@
     line.append(make("b", "", visible(words[turn.x[k]]).trim() || "(space)"));
     for (const [name, p] of parts) line.append(make("span", "figure", `${name} ${p.toFixed(3)}`));
     const gap = gapOf(turn, k);
-    if (gap !== null && state.view !== "student") line.append(make("span", "figure", `gap ${signed(gap)} nats`), make("span", "figure", `gate ${gate(gap).toFixed(2)}`));
+    if (gap !== null && state.view !== "student") {
+      line.append(make("span", "figure", `gap ${signed(gap)} nats`), make("span", "figure", `gate ${gate(gap).toFixed(2)}`));
+    }
     return line;
   };
   const tokenLine = (turn, words, from, to, say) => {
@@ -110,10 +115,10 @@
     for (let k = from; k < to; k++) {
       const word = words[turn.x[k]], lead = /^ +/.exec(word);
       if (lead && k > from) line.append(lead[0]);  // the space before a token is not part of its colour
-      const token = make("span", "tok", visible(word.replace(/^ +/, "") || (k > from ? "" : word)).replace(/\n/g, "\u21b5\n"));
+      const bare = word.replace(/^ +/, "") || (k > from ? "" : word);
+      const token = make("span", "tok", visible(bare).replace(/\n/g, "\u21b5\n"));
       if (/^\s*<[^>]*>\s*$/.test(word)) token.classList.add("end");
-      token.paintAgain = () => paint(token, turn, k);
-      token.paintAgain();
+      paint(token, turn, k);
       token.addEventListener("mouseenter", () => point(k));
       token.addEventListener("click", () => point(k));
       nodes.push(token);
@@ -210,8 +215,9 @@
     const node = make("article", "episode"), head = make("header");
     head.append(make("h2", "", visible(episode.goal)));
     const facts = make("p", "facts");
+    const kind = episode.panel ? "held-out game" : "training episode";
     facts.append(make("span", "badge " + (episode.won ? "won" : "lost"), episode.won ? "\u2713 won" : "\u2717 lost"),
-      `${visible(episode.family)}, ${when(episode)}${episode.panel ? ", held-out game" : ", training episode"}, ${episode.turns.length} turns, ${visible(episode.task)}`);
+      [visible(episode.family), when(episode), kind, `${episode.turns.length} turns`, visible(episode.task)].join(", "));
     head.append(facts);
     const others = same(episode.place);
     if (others.length > 1) {
@@ -248,26 +254,28 @@
     const wanted = state.compare >= 0 ? [state.compare, state.current] : [state.current];
     let loaded;
     try { loaded = await Promise.all(wanted.map(load)); } catch (error) {
-      box.replaceChildren(make("p", "warning", "This browser cannot unpack the episodes (DecompressionStream is missing): " + error.message));
+      box.replaceChildren(make("p", "warning", `This browser cannot unpack the episodes: ${error.message}`));
       return;
     }
     if (mine !== asked) return;
     const has = (key) => loaded.some((e) => e.turns.some((turn) => turn[key]));
-    for (const button of $("view").children) button.disabled = button.dataset.view !== "student" && !has(views[button.dataset.view]);
-    if (state.view !== "student" && !has(views[state.view])) state.effective = "student"; else state.effective = state.view;
-    const keep = state.view;
-    state.view = state.effective;
+    for (const button of $("view").children) {
+      button.disabled = button.dataset.view !== "student" && !has(views[button.dataset.view]);
+    }
+    const chosen = state.view;  // stays chosen while an episode without it is shown as the policy read it
+    if (chosen !== "student" && !has(views[chosen])) state.view = "student";
     box.classList.toggle("two", loaded.length > 1);
     box.replaceChildren(...loaded.map((episode) => episodeNode(episode, loaded.length > 1)));
     press();
     scale();
-    state.view = keep;
+    state.view = chosen;
     document.body.dataset.ready = String(state.current);
   };
   const press = () => {
+    const color = state.view === "student" ? "prob" : state.color;
     for (const button of $("view").children) button.setAttribute("aria-pressed", String(button.dataset.view === state.view));
     for (const button of $("color").children) {
-      button.setAttribute("aria-pressed", String(button.dataset.color === (state.view === "student" ? "prob" : state.color)));
+      button.setAttribute("aria-pressed", String(button.dataset.color === color));
       button.disabled = state.view === "student";
     }
   };
@@ -324,7 +332,8 @@
   const textOf = async (i) => {
     if (!texts.has(i)) {
       const e = await load(i);
-      const turns = e.turns.map((turn) => turn.o + " " + turn.x.map((x) => e.words[x]).join("") + " " + (turn.c ?? ""));
+      const reply = (turn) => turn.x.map((x) => e.words[x]).join("");
+      const turns = e.turns.map((turn) => `${turn.o} ${reply(turn)} ${turn.c ?? ""}`);
       texts.set(i, [e.goal, e.task, e.family, e.skill ?? "", e.wrong ?? "", ...turns].join("\n").toLowerCase());
     }
     return texts.get(i);
@@ -332,12 +341,10 @@
   let searching = 0;
   const filter = async () => {
     const mine = ++searching, query = $("search").value.trim().toLowerCase();
-    const wanted = { family: $("family").value, outcome: $("outcome").value, iteration: $("iteration").value, source: $("source").value };
-    let found = episodes.map((e, i) => i).filter((i) => {
-      const e = episodes[i];
-      return (!wanted.family || e.family === wanted.family) && (!wanted.outcome || e.won === (wanted.outcome === "won"))
-        && (!wanted.iteration || String(e.iteration) === wanted.iteration) && (!wanted.source || e.panel === (wanted.source === "panel"));
-    });
+    const [family, outcome, iteration, source] = ["family", "outcome", "iteration", "source"].map((name) => $(name).value);
+    const fits = (e) => (!family || e.family === family) && (!outcome || e.won === (outcome === "won"))
+      && (!iteration || String(e.iteration) === iteration) && (!source || e.panel === (source === "panel"));
+    let found = episodes.map((e, i) => i).filter((i) => fits(episodes[i]));
     if (query) {
       $("count").textContent = "searching\u2026";
       const hits = [];
@@ -357,11 +364,18 @@
 
   const setView = (view) => { state.view = view; draw(); };
   const setColor = (color) => { state.color = color; draw(); };
-  $("view").addEventListener("click", (event) => { const b = event.target.closest("button"); if (b && !b.disabled) setView(b.dataset.view); });
-  $("color").addEventListener("click", (event) => { const b = event.target.closest("button"); if (b && !b.disabled) setColor(b.dataset.color); });
+  const onPress = (id, act) => $(id).addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (button && !button.disabled) act(button.dataset[id]);
+  });
+  onPress("view", setView);
+  onPress("color", setColor);
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) { if (event.key === "Escape") event.target.blur(); return; }
+    if (/^(INPUT|SELECT)$/.test(event.target.tagName)) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
     const step = { j: 1, k: -1 }[event.key];
     const view = { 1: "student", 2: "teacher", 3: "wrong" }[event.key];
     if (step) {
@@ -371,8 +385,9 @@
         const row = [...$("list").children].find((node) => Number(node.dataset.i) === state.current);
         if (row) row.scrollIntoView({ block: "nearest" });
       }
-    } else if (view) { if (![...$("view").children].find((b) => b.dataset.view === view).disabled) setView(view); }
-    else if (event.key === "g") setColor({ gap: "gate", gate: "prob", prob: "gap" }[state.color]);
+    } else if (view) {
+      if (![...$("view").children].find((button) => button.dataset.view === view).disabled) setView(view);
+    } else if (event.key === "g") setColor({ gap: "gate", gate: "prob", prob: "gap" }[state.color]);
     else if (event.key === "c") toggleCompare();
     else if (event.key === "/") { $("search").focus(); event.preventDefault(); }
   });
@@ -383,7 +398,8 @@
     $(id).append(option);
   });
   options("family", [...new Set(episodes.map((e) => e.family))].sort(), visible);
-  options("iteration", [...new Set(episodes.map((e) => e.iteration))].sort((a, b) => a - b), (i) => i ? `iteration ${i}` : "before training");
+  const iterations = [...new Set(episodes.map((e) => e.iteration))].sort((a, b) => a - b);
+  options("iteration", iterations, (i) => i ? `iteration ${i}` : "before training");
   const first = Number(location.hash.slice(1));
   state.current = location.hash.length > 1 && episodes[first] ? first : episodes.length ? index.first : -1;
   filter();
