@@ -59,6 +59,7 @@ def get_config(variant: str = "seed") -> ConfigDict:
     config.pack.micros_per_mini = 1
     config.eval.every = 5
     config.eval.games = 192
+    config.log.trajectories_every = 1
     # Stage 1, which starts from assets/quickstart/base: --config.model.init=assets/quickstart/base
     config.annotate.writer = "planner"
     config.sft.lr = 5e-4

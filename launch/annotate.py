@@ -32,7 +32,8 @@ from seed_jax.hindsight.client import Client
 from seed_jax.hindsight.prompts import fit_analyses
 from seed_jax.models import hf
 from seed_jax.rollout import play
-from seed_jax.runtime.logging import append_jsonl, jsonable, write_whole
+from seed_jax.runtime.logging import TurnProgress, append_jsonl, jsonable, write_whole
+from seed_jax.runtime.terminal import Countdown
 from seed_jax.served import CharacterTokenizer, ServedSampler
 from seed_jax.tasks import schedule
 from seed_jax.types import Episode, SamplingParams, Skill
@@ -48,6 +49,7 @@ SKILL_FIELDS = (  # what skills depend on, beside the writer's model
     "hindsight.max_skill_tokens",
     "hindsight.min_words",
 )
+SAY_EVERY_S = 10.0  # between lines about how far the skills are
 ROLLOUT_STREAM = (1 << 29) + (1 << 28)  # apart from evaluations (from 1 << 29 on, a few) and from training
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "config file, with the method after a colon")
@@ -135,6 +137,7 @@ def collect(config, out: Path) -> dict[str, Any]:
     params = SamplingParams(config.rollout.max_response_tokens, config.annotate.temperature)
     waves = [tasks[start : start + config.rollout.tasks] for start in range(0, len(tasks), config.rollout.tasks)]
     policy, counts = None, Counter()
+    countdown, turns = Countdown(len(tasks) * group, len(there)), TurnProgress(config.env.max_steps, len(waves))
     with open_world(config, tasks[:1]) as world:
         for number, wave in enumerate(waves):
             wanted = {records_lib.episode_id(task.id, rollout) for task in wave for rollout in range(group)}
@@ -145,14 +148,25 @@ def collect(config, out: Path) -> dict[str, Any]:
             stream = ROLLOUT_STREAM + number
             limits = dict(params=params, max_prompt_tokens=max_prompt_tokens)
             episodes = play(
-                sampler, tokenizer, world, wave, group=group, stream=stream, seed=config.seed, counts=counts, **limits
+                sampler,
+                tokenizer,
+                world,
+                wave,
+                group=group,
+                stream=stream,
+                seed=config.seed,
+                counts=counts,
+                on_turn=turns,
+                **limits,
             )
+            turns.close()
             for episode in episodes:
                 record = records_lib.to_record(episode, episode.index % group)
                 if record["episode"] not in there and not episode.error:
                     append_jsonl(path, record)
                     there.add(record["episode"])
-            print(f"wave {number + 1}/{len(waves)}: {len(there)} episodes of {len(tasks) * group}", flush=True)
+            far = f"{len(there)} episodes of {len(tasks) * group}, {countdown.text(len(there))}"
+            print(f"wave {number + 1}/{len(waves)}: {far}", flush=True)
     return _rollout_report(records_lib.read_records(path), len(tasks) * group, counts)
 
 
@@ -222,6 +236,7 @@ def write_skills(config, out: Path) -> dict[str, Any]:
         def too_long(skill: Skill) -> bool:
             return len(tok.encode_response(tokenizer, records_lib.skill_answer(skill))) > h.max_skill_tokens
 
+        countdown = Countdown(len(todo))
         for number, line in enumerate(
             annotate.annotate(
                 todo,
@@ -234,8 +249,8 @@ def write_skills(config, out: Path) -> dict[str, Any]:
             1,
         ):
             append_jsonl(path, line)
-            if number % 100 == 0:
-                print(f"{number}/{len(todo)} episodes", flush=True)
+            if countdown.due(SAY_EVERY_S):
+                print(f"{number}/{len(todo)} episodes, {countdown.text(number)}", flush=True)
     usd = (a.usd_per_million_prompt_tokens, a.usd_per_million_completion_tokens)
     report = annotate.report(records_lib.read_records(path), len(played), usd)
     return {"missing": report["without_answer"], **report}

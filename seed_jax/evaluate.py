@@ -80,10 +80,11 @@ def evaluate(
     return result, episodes
 
 
-def evaluate_all(run) -> list[dict]:
-    """The panel of a training run at each of its temperatures, without and with skills as its config says.
+def evaluate_all(run) -> list[tuple[dict, list[Episode]]]:
+    """(summary, episodes) of the panel of a training run at each of its temperatures, without and with skills as its
+    config says.
 
-    The first result is the headline: at the first temperature, without skills where both are asked for.
+    The first is the headline: at the first temperature, without skills where both are asked for.
     """
     config = run.config
     return [
@@ -98,7 +99,7 @@ def evaluate_all(run) -> list[dict]:
             seed=config.eval.seed,
             skills=run.skills if with_skills else None,
             on_turn=run.on_turn,
-        )[0]
+        )
         for with_skills in run.skills.at_eval
         for temperature in config.eval.temperatures
     ]

@@ -114,6 +114,7 @@ def config(model_dir: Path, method: str = "seed"):
     config.eval.every = 0
     config.checkpoint.every = 1
     config.log.diagnostics_episodes = 6
+    config.log.trajectories_panel = 2
     config.hindsight.min_coverage_iterations = 0
     return config
 
@@ -202,6 +203,8 @@ def outcome(workdir: Path, iteration: int) -> dict:
         "metrics": [without_time(record) for record in read_jsonl(workdir / "metrics.jsonl")],
         "evaluations": read_jsonl(workdir / "evaluations.jsonl"),
         "episodes": read_jsonl(workdir / "episodes.jsonl"),
+        "outcomes": read_jsonl(workdir / "outcomes.jsonl"),
+        "trajectories": [read_jsonl(workdir / f"trajectories{which}.jsonl") for which in ("", "_panel")],
     }
 
 

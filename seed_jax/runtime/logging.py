@@ -21,6 +21,9 @@ CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 EPISODES_FILE = "episodes.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
+OUTCOMES_FILE = "outcomes.jsonl"
+TRAJECTORIES_FILE = "trajectories.jsonl"
+PANEL_TRAJECTORIES_FILE = "trajectories_panel.jsonl"
 SUMMARY_FILE = "summary.json"
 GAMES_FILE = "games.json"
 # Everything a trainer writes; --overwrite removes these and nothing else.
@@ -28,6 +31,9 @@ OWN_FILES = (
     METRICS_FILE,
     EPISODES_FILE,
     EVALUATIONS_FILE,
+    OUTCOMES_FILE,
+    TRAJECTORIES_FILE,
+    PANEL_TRAJECTORIES_FILE,
     SUMMARY_FILE,
     GAMES_FILE,
     "checkpoints",
@@ -239,18 +245,23 @@ class PhaseTimer:
     """Adds up wall-clock seconds by phase. JAX computes asynchronously: block on results inside the phase.
 
     memory: tells how much is in use (None: unknown); `memory_by_phase` keeps what it said when each phase last ended.
+    on_phase: told the name of each phase as it begins
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, memory: Callable[[], float | None] = lambda: None
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        memory: Callable[[], float | None] = lambda: None,
+        on_phase: Callable[[str], None] = lambda phase: None,
     ):
-        self._clock, self._memory = clock, memory
+        self._clock, self._memory, self._on_phase = clock, memory, on_phase
         self._current: dict[str, float] = {}
         self.memory_by_phase: dict[str, float] = {}
         self.totals: dict[str, float] = {}  # seconds by phase over the whole process
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
+        self._on_phase(phase)
         start = self._clock()
         try:
             yield

@@ -27,19 +27,20 @@ from seed_jax.runtime.checkpoint import Checkpointer, CheckpointError
 from seed_jax.runtime.logging import (
     EPISODES_FILE,
     EVALUATIONS_FILE,
+    OUTCOMES_FILE,
+    PANEL_TRAJECTORIES_FILE,
+    TRAJECTORIES_FILE,
     EpisodeWriter,
     MetricsWriter,
-    PhaseTimer,
-    Progress,
-    TurnProgress,
     append_jsonl,
     read_jsonl,
     truncate_jsonl,
 )
 from seed_jax.runtime.signals import Interrupted, stop_on_signals
+from seed_jax.runtime.terminal import reporters
 from seed_jax.sampler.engine import sampler_of
 from seed_jax.tasks import schedule
-from seed_jax.train import dumps, factors
+from seed_jax.train import dumps, factors, trajectories
 from seed_jax.train.compiled import shared_update
 from seed_jax.train.finish import finish
 from seed_jax.train.groups import gather, round_number
@@ -49,6 +50,7 @@ from seed_jax.train.metrics import (
     eval_metrics,
     memory_metrics,
     note_gap,
+    outcome_record,
     report,
     rollout_metrics,
     update_metrics,
@@ -98,11 +100,11 @@ class Run:
         self.leads = multihost.leads()  # only this process writes files and prints
         self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard, enabled=self.leads)
         self.episodes = EpisodeWriter(workdir / EPISODES_FILE, enabled=self.leads)
-        self.timer = PhaseTimer(memory=lambda: (told := usage.memory_gb()) and told[0])
         self.compilations = usage.Compilations()
-        self.progress = Progress(config.iterations, enabled=self.leads)
+        self.progress, self.turns, self.timer, self.view, self.begin = reporters(
+            config.iterations, config.env.max_steps
+        )
         self.progress.message(self.sampler.plan())
-        self.turns = TurnProgress(config.env.max_steps, every_s=60.0, enabled=self.leads)
         self.stop = threading.Event()
 
     def fresh_state(self) -> TrainState:
@@ -140,13 +142,15 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
         stop_on_signals(run.stop, kept.grace_s),
         Checkpointer(workdir / "checkpoints", keep=kept.keep, elsewhere=kept.dir) as checkpoints,
         run.compilations,
+        run.view,
     ):
         state, done, memory = _restore(run, checkpoints, resuming)
+        run.begin(done)
         run.load_sampler(state)
         metrics = memory.pop("unfinished", None)  # of an iteration that was stopped after its update
         try:
             if not run.evaluations():
-                _evaluate(run, 0)
+                _evaluate(run, state, 0)
             while metrics is not None or done < config.iterations:
                 if metrics is None:
                     with usage.profiled(workdir / "profile", done + 1 == config.log.profile_iteration):
@@ -154,7 +158,7 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
                     done += 1
                 last = done == config.iterations
                 if last or (config.eval.every and done % config.eval.every == 0):
-                    metrics |= eval_metrics(_evaluate(run, done))
+                    metrics |= eval_metrics(_evaluate(run, state, done))
                 metrics |= run.timer.collect() | memory_metrics(run.timer.memory_by_phase)
                 compiled, again = run.compilations.collect()
                 run.metrics.write(done, metrics | compiled)
@@ -167,7 +171,7 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
                     raise dumps.NotFinite(dumps.stuck_text(config, memory, workdir))
                 run.stop_if_asked()
             if run.evaluations()[-1]["iteration"] < done:  # fewer iterations are asked for now
-                _evaluate(run, done)
+                _evaluate(run, state, done)
         except Interrupted:
             checkpoints.save(done, as_tree(state), {"memory": memory | ({"unfinished": metrics} if metrics else {})})
             run.progress.message(f"stopped after iteration {done}; saved. The same command resumes.")
@@ -229,6 +233,8 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     run.stop_if_asked()  # the last moment to stop before memory and weights change
     if run.distills and episodes:
         require_skills(counts, memory, config.hindsight.min_coverage_iterations)
+    with run.timer("trajectories"):  # under the weights that the update starts from
+        trajectories.record_rollout(run, state, iteration, own)
     run.sampler.release()  # its memory is the update's
     with run.timer("update"):
         numbers = hyper(config, iteration + 1, memory.get("handoff"), memory.get("skipped", 0.0))
@@ -256,13 +262,17 @@ def _records(own: Sequence[Episode], chosen: Sequence[Episode]) -> list[dict]:
     return sorted(everyone, key=lambda record: record["index"])
 
 
-def _evaluate(run: Run, iteration: int) -> list[dict]:
-    """The panel at every temperature; appended to evaluations.jsonl."""
+def _evaluate(run: Run, state: TrainState, iteration: int) -> list[dict]:
+    """The panel at every temperature; appended to evaluations.jsonl, each game's outcome to outcomes.jsonl."""
     with run.timer("eval"):
-        results = evaluate.evaluate_all(run)
+        played = evaluate.evaluate_all(run)
     run.turns.close()
-    for result in results if run.leads else ():
+    results = [result for result, _ in played]
+    for result, episodes in played if run.leads else ():
         append_jsonl(run.workdir / EVALUATIONS_FILE, {"iteration": iteration, **result})
+        append_jsonl(run.workdir / OUTCOMES_FILE, outcome_record(iteration, result, episodes))
+    with run.timer("trajectories"):
+        trajectories.record_panel(run, state, iteration, played[0][1])
     shown = ", ".join(f"{r['success_rate']:.3f} +- {r['standard_error']:.3f} ({conditions(r)})" for r in results)
     run.progress.message(f"held-out success after iteration {iteration}: {shown}, {results[0]['games']} games")
     return results
@@ -284,6 +294,8 @@ def _restore(run: Run, checkpoints: Checkpointer, resuming: bool) -> tuple[Train
     if resuming and run.leads:
         # The metrics of an unfinished iteration are still to be written, even if an earlier resumption wrote them.
         recorded = done - ("unfinished" in memory) if restored else -1
-        run.metrics.truncate_after(recorded, run.workdir / EVALUATIONS_FILE)
-        truncate_jsonl(run.episodes.path, done if restored else -1)
+        of_evaluations = (EVALUATIONS_FILE, OUTCOMES_FILE, PANEL_TRAJECTORIES_FILE)
+        run.metrics.truncate_after(recorded, *(run.workdir / name for name in of_evaluations))
+        for path in (run.episodes.path, run.workdir / TRAJECTORIES_FILE):
+            truncate_jsonl(path, done if restored else -1)
     return state, done, memory

@@ -19,10 +19,12 @@ PENALTY_ONLY_WARNING = 0.25
 
 
 def rollout_metrics(episodes: Sequence[Episode], counts: Counter) -> dict:
-    summary = evaluate.summarize([episode for episode in episodes if not episode.error])
+    played = [episode for episode in episodes if not episode.error]
+    summary = evaluate.summarize(played, [episode.group for episode in played])
     tokens = [len(turn.response_ids) for episode in episodes for turn in episode.turns]
     metrics = {
         "rollout/success_rate": summary["success_rate"],
+        "rollout/standard_error": summary["standard_error"],
         "rollout/steps": summary["steps"],
         "rollout/turns": len(tokens),
         "rollout/valid_rate": summary["valid_rate"],
@@ -105,6 +107,19 @@ def episode_record(episode: Episode) -> dict:
     }
 
 
+def outcome_record(iteration: int, result: dict, episodes: Sequence[Episode]) -> dict:
+    """What every game of an evaluation came to: runs on the same panel are compared game by game."""
+    return {
+        "iteration": iteration,
+        "temperature": result["temperature"],
+        "with_skills": result["with_skills"],
+        "outcomes": [
+            {"task": episode.task_id, "family": episode.family, "won": episode.won, "steps": len(episode.turns)}
+            for episode in episodes
+        ],
+    }
+
+
 def eval_metrics(results: list[dict]) -> dict:
     """The first temperature of the config is the headline; the others carry their conditions in the name."""
     first, *others = results
@@ -145,6 +160,7 @@ def report(progress: Progress, done: int, metrics: dict, compiled_again: Sequenc
         skills=metrics.get("skill/parse_rate"),
         gate=metrics.get("opd/gate_mean"),
         held_out=metrics.get("eval/success_rate"),
+        **{"tokens/s": round(metrics["rollout/tokens_per_s"])} if "rollout/tokens_per_s" in metrics else {},
     )
     if metrics["adv/penalty_only_groups"] > PENALTY_ONLY_WARNING:
         progress.message(

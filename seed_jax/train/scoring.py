@@ -1,9 +1,10 @@
-"""Log-probs of given replies under given weights, outside the update: validation loss and the skill table."""
+"""Log-probs of given replies under given weights, outside the update: validation loss, skill table, trajectories."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,21 +14,34 @@ from seed_jax.models.spec import ModelSpec
 from seed_jax.train.packing import Sample, Shape, first_fit, pack_rows
 
 
-@functools.partial(jax.jit, static_argnames="spec")
-def _row_logprobs(params, rows, spec: ModelSpec):
-    return scored_logprobs(params, spec, rows.tokens, rows.segments, rows.positions, rows.targets)[0]
+@functools.partial(jax.jit, static_argnames=("spec", "options"))
+def _row_logprobs(params, rows, spec: ModelSpec, options: tuple[tuple[str, Any], ...]):
+    return scored_logprobs(params, spec, rows.tokens, rows.segments, rows.positions, rows.targets, **dict(options))[0]
 
 
 def score(
-    params, spec: ModelSpec, samples: Sequence[Sample], shape: Shape, rows_per_call: int = 32
+    params,
+    spec: ModelSpec,
+    samples: Sequence[Sample],
+    shape: Shape,
+    rows_per_call: int = 32,
+    split: jax.sharding.Sharding | None = None,
+    **options: Any,
 ) -> list[np.ndarray]:
-    """Log-prob of every response token of every sample, in order: a list of arrays [n] (nats)."""
+    """Log-prob of every response token of every sample, in order: a list of arrays [n] (nats).
+
+    split: how rows are split over devices (`rows_per_call` must be divisible); None = not at all
+    options: dtype, attention and mesh of the model's functions; see `score_tokens`
+    """
+    chosen = tuple(sorted(options.items()))
     members = first_fit(samples, shape)
     result: list[np.ndarray] = [np.zeros(0)] * len(samples)
     for start in range(0, len(members), rows_per_call):
         chunk = members[start : start + rows_per_call]
         padded = [[samples[i] for i in row] for row in chunk] + [[]] * (rows_per_call - len(chunk))
-        logprobs = np.asarray(_row_logprobs(params, pack_rows(padded, shape)[0], spec=spec))
+        rows = pack_rows(padded, shape)[0]
+        rows = rows if split is None else jax.device_put(rows, split)
+        logprobs = np.asarray(_row_logprobs(params, rows, spec, chosen))
         for row, indices in enumerate(chunk):
             place = 0
             for i in indices:

@@ -35,6 +35,7 @@ from seed_jax.runtime.logging import (
     MetricsWriter,
     PhaseTimer,
     Progress,
+    TurnProgress,
     append_jsonl,
     duration,
     read_jsonl,
@@ -101,15 +102,17 @@ class Stage1:
         self.sampler = sampler_of(config, self.spec, self.tokenizer, self.mesh)
         self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard)
         self.timer, self.progress = PhaseTimer(), Progress(self.batches.steps, enabled=jax.process_index() == 0)
+        self.turns = TurnProgress(config.env.max_steps, s.play_episodes, enabled=jax.process_index() == 0)
         self.stop = threading.Event()
         self.taken = 0  # steps of this process
 
     def fresh_state(self) -> TrainState:
         return jax.device_put(init_state(self.initial, self.optimizer, keep_reference=False), self.shardings)
 
-    def on_turn(self, *_: int) -> None:
+    def on_turn(self, step: int = 0, live: int = 0) -> None:
         if self.stop.is_set():
             raise Interrupted
+        self.turns(step, live)
 
 
 def build_programs(config, spec, mesh, optimizer, shardings: TrainState):
@@ -323,4 +326,5 @@ def acting(run: Stage1) -> dict[str, Any]:
         repeats=config.sft.play_episodes,
         on_turn=run.on_turn,
     )
+    run.turns.close()
     return summary

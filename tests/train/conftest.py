@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seed_jax.train import loop
+from seed_jax.train import loop, trajectories
 from tests import tiny
 
 
@@ -34,4 +34,5 @@ def planner_skills(one_device):
     """The tiny model cannot write skills."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "analyze", tiny.write_skills)
+        patch.setattr(trajectories, "analyze", tiny.write_skills)
         yield

@@ -37,8 +37,8 @@ def seed_run(model_dir, tmp_path_factory, planner_skills) -> tuple[Path, dict]:
 def test_files_of_a_seed_run(seed_run):
     workdir, summary = seed_run
     assert {path.name for path in workdir.iterdir()} == {
-        "config.json", "metrics.jsonl", "episodes.jsonl", "evaluations.jsonl", "summary.json", "checkpoints", "export",
-        "tensorboard",
+        "config.json", "metrics.jsonl", "episodes.jsonl", "evaluations.jsonl", "outcomes.jsonl", "trajectories.jsonl",
+        "trajectories_panel.jsonl", "summary.json", "checkpoints", "export", "tensorboard",
     }  # fmt: skip
     metrics = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert [record["iteration"] for record in metrics] == [1, 2]

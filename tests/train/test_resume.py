@@ -43,7 +43,7 @@ def uninterrupted(model_dir, tmp_path_factory, planner_skills) -> dict:
 
 def assert_same(workdir: Path, expected: dict) -> None:
     result = tiny.outcome(workdir, ITERATIONS)
-    for part in ("metrics", "evaluations", "episodes", "checksums", "weights"):
+    for part in ("metrics", "evaluations", "episodes", "outcomes", "trajectories", "checksums", "weights"):
         assert result[part] == expected[part], part
 
 

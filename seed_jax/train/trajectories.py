@@ -1,0 +1,235 @@
+"""Episodes for the trajectory page: every token of a sampled few, with its log-probs under each view of the prompt.
+
+Views: the *student* reads the prompt as the policy did, the *teacher* reads the episode's skill in it, *wrong* the
+skill of another task. All are scored under the weights before the update, in calls of one fixed shape beside it. The
+sample is small and chosen by outcome; rates belong to metrics.jsonl, not to it.
+
+With several processes the first one records what it has played itself, scored on its own devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seed_jax import sharding
+from seed_jax.hindsight.analyzer import analyze
+from seed_jax.runtime.logging import PANEL_TRAJECTORIES_FILE, TRAJECTORIES_FILE, append_jsonl
+from seed_jax.sampler import weights as decoding
+from seed_jax.spans import tag_span
+from seed_jax.train import factors
+from seed_jax.train.packing import Sample, Shape
+from seed_jax.train.scoring import score
+from seed_jax.train.state import TrainState
+from seed_jax.train.update import model_placement
+from seed_jax.types import Episode
+
+PANEL_STREAM = (1 << 29) + 2  # of the analyses of panel episodes, which training never makes
+_ROWS = 16  # in one call, or one a device: a sample is small, padding it to a whole micro-batch would double the cost
+_DIGITS = 3  # of a log-prob in the file, nats
+_BROKEN = "\ufffd"  # what a decoder writes for a character that is not complete
+
+
+def record_rollout(run, state: TrainState, iteration: int, episodes: Sequence[Episode]) -> None:
+    """Appends some of an iteration's episodes (iteration counted from 0) to trajectories.jsonl, where it is due."""
+    log = run.config.log
+    due = log.trajectories_every and (iteration % log.trajectories_every == 0 or iteration + 1 == run.config.iterations)
+    if due:
+        scorer = Scorer(run, state) if run.distills else None
+        if jax.process_index() == 0:
+            chosen = pick_pairs(episodes, log.trajectories_per_iteration)
+            wrong = wrong_skills(chosen, episodes)
+            _write(run, scorer, TRAJECTORIES_FILE, iteration + 1, chosen, wrong, run.setup.train_tasks)
+
+
+def record_panel(run, state: TrainState, iteration: int, episodes: Sequence[Episode]) -> None:
+    """Appends the same few panel games, as the weights after `iteration` updates play them, with the skills that these
+    weights write about them, to trajectories_panel.jsonl. With several processes there is nothing to record: what they
+    tell each other about the panel is without its texts."""
+    if jax.process_count() > 1:
+        return
+    chosen = pick_panel(episodes, run.config.log.trajectories_panel)
+    if chosen and run.distills:
+        if run.skills.source == "self_hindsight":
+            analyze(run.sampler, run.tokenizer, chosen, run.config.hindsight, run.config.env.prompt, PANEL_STREAM)
+        run.skills.assign(chosen)
+    if chosen:
+        scorer = Scorer(run, state) if run.distills else None
+        _write(run, scorer, PANEL_TRAJECTORIES_FILE, iteration, chosen, wrong_skills(chosen, chosen), run.setup.panel)
+
+
+def _write(run, scorer: Scorer | None, file: str, iteration: int, chosen, wrong, tasks: Sequence[Any]) -> None:
+    scores = score_views(run, scorer, chosen, wrong) if scorer else {}
+    by_id = {task.id: task for task in tasks}
+    for place, episode in enumerate(chosen):
+        record = trajectory(run.tokenizer, episode, wrong[place], {t: v for (e, t), v in scores.items() if e == place})
+        for t, turn in enumerate(record["turns"]):
+            turn["kind"] = run.setup.world.domain.row_class(by_id[episode.task_id], episode, t)
+        append_jsonl(run.workdir / file, {"iteration": iteration, **record})
+
+
+# -- which episodes ----------------------------------------------------------------------------------------------------
+
+
+def pick_pairs(episodes: Sequence[Episode], count: int) -> list[Episode]:
+    """At most `count` played episodes: of groups spread over the iteration the first that won and the first that lost,
+    or the first two where all ended alike."""
+    groups: dict[int, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        if episode.turns and not episode.error:
+            groups[episode.group].append(episode)
+    pairs = []
+    for members in groups.values():
+        first = {episode.won: episode for episode in reversed(members)}
+        pairs.append([first[True], first[False]] if len(first) == 2 else members[:2])
+    wanted = min(len(pairs), -(-count // 2))
+    spread = [pairs[len(pairs) * i // wanted] for i in range(wanted)]
+    return [episode for pair in spread for episode in pair][:count]
+
+
+def pick_panel(episodes: Sequence[Episode], count: int) -> list[Episode]:
+    """`count` panel episodes, families in turn: the first of each, then the second of each, ..."""
+    families: dict[str, int] = defaultdict(int)
+    ranked = []
+    for place, episode in enumerate(episodes):
+        ranked.append((families[episode.family], place))
+        families[episode.family] += 1
+    return [episodes[place] for _, place in sorted(ranked)[:count] if episodes[place].turns]
+
+
+def wrong_skills(chosen: Sequence[Episode], episodes: Sequence[Episode]) -> list[Any]:
+    """For each chosen episode the skill of the next one (in order, from the start behind the last) with another goal
+    and another text; None where there is none."""
+    places = {id(episode): place for place, episode in enumerate(episodes)}
+    found = []
+    for episode in chosen:
+        start = places[id(episode)] + 1
+        later = (episodes[i % len(episodes)] for i in range(start, start + len(episodes) - 1))
+        mine = episode.skill.text if episode.skill else None
+        found.append(
+            next(
+                (
+                    e.skill
+                    for e in later
+                    if e.skill and e.skill.text and e.goal != episode.goal and e.skill.text != mine
+                ),
+                None,
+            )
+        )
+    return found
+
+
+# -- log-probs ---------------------------------------------------------------------------------------------------------
+
+
+class Scorer:
+    """Log-probs under the policy's weights and under those with which the update scores the teacher at its start.
+
+    With several processes all make one together, since weights are moved; then each scores on its own devices.
+    """
+
+    def __init__(self, run, state: TrainState):
+        config, choices = run.config, factors.choices(run.config)
+        teacher = state.teacher if choices.keeps_teacher else None
+        teacher = state.reference if choices.teacher == "frozen_init" else teacher
+        dtype, mesh, self.split = jnp.dtype(config.model.dtype), run.mesh, sharding.batch_sharding(run.mesh)
+        trees = [state.params] if teacher is None else [state.params, teacher]
+        if jax.process_count() > 1:
+            mesh, self.split = decoding.local_meshes(run.mesh)[0], None
+            whole = lambda params: sharding.reshard(params, run.spec, run.mesh, "decode", dtype)  # noqa: E731
+            trees = [decoding.local_view(whole(params), [mesh])[0] for params in trees]
+        self.weights = {"student": trees[0], "teacher": trees[-1]}
+        self.spec, p, devices = run.spec, config.pack, mesh.shape["fsdp"]
+        self.rows = devices * max(1, min(_ROWS, p.rows_per_micro) // devices)
+        self.shape = Shape(p.teacher_row_tokens, p.scored_tokens_per_row, p.max_turns_per_row)
+        attention, model_mesh = model_placement(config, run.spec, mesh)
+        self.options = dict(dtype=dtype, attention=attention, mesh=model_mesh)
+
+    def __call__(self, who: str, samples: Sequence[Sample]) -> list[np.ndarray]:
+        return score(self.weights[who], self.spec, samples, self.shape, self.rows, self.split, **self.options)
+
+
+def score_views(run, scorer: Scorer, chosen: Sequence[Episode], wrong) -> dict[tuple[int, int], dict[str, np.ndarray]]:
+    """{(place of the episode, turn): {view: log-probs of the response tokens, [n] nats}}; views that do not exist (no
+    skill, no room for it) are left out."""
+    config, counts = run.config, Counter()
+    limit = config.rollout.max_prompt_tokens + config.hindsight.max_skill_tokens
+    other = [dataclasses.replace(episode, skill=skill) for episode, skill in zip(chosen, wrong, strict=True)]
+    asked = {(e, t): turn.prompt_ids for e, episode in enumerate(chosen) for t, turn in enumerate(episode.turns)}
+    prompts = {
+        "student": asked,
+        "teacher": run.skills.teacher_prompts(chosen, limit, counts),
+        # A library that is searched anew for each prompt finds the right skill whatever it is given.
+        "wrong": {} if run.skills.per_turn else run.skills.teacher_prompts(other, limit, counts),
+    }
+    result: dict[tuple[int, int], dict[str, np.ndarray]] = defaultdict(dict)
+    for view, found in prompts.items():
+        samples = [Sample(ids, chosen[e].turns[t].response_ids) for (e, t), ids in found.items()]
+        for key, values in zip(found, scorer("student" if view == "student" else "teacher", samples), strict=True):
+            result[key][view] = values
+    return result
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+def trajectory(tokenizer, episode: Episode, wrong, scores: dict[int, dict[str, np.ndarray]]) -> dict[str, Any]:
+    """An episode as JSON. Each of `tokens` has its text (their concatenation is the reply, special tokens included) and
+    a log-prob in each view; without `scores` the sampler's own are the student's. thought, action: [start, stop) of the
+    tokens inside the tags."""
+
+    def turn_record(number: int) -> dict[str, Any]:
+        turn = episode.turns[number]
+        views = scores.get(number) or {"student": turn.logprobs}
+        spans = {
+            name: tag_span(tokenizer, turn.response_ids, tag)
+            for name, tag in (("thought", "think"), ("action", "action"))
+        }
+        return {
+            "observation": turn.observation,
+            "command": turn.command,
+            "valid": turn.valid,
+            "admissible": turn.admissible,
+            "skill": episode.skill.at(number) if episode.skill else None,
+            "tokens": token_texts(tokenizer, turn.response_ids),
+            **{view: [round(float(x), _DIGITS) for x in values] for view, values in views.items()},
+            **{name: [span.start, span.stop] for name, span in spans.items() if span.stop},
+        }
+
+    return {
+        "task": episode.task_id,
+        "family": episode.family,
+        "goal": episode.goal,
+        "group": episode.group,
+        "index": episode.index,
+        "won": episode.won,
+        "reward": episode.reward,
+        "skill": episode.skill.text if episode.skill else None,
+        "skill_error": episode.skill_error,
+        "wrong_skill": wrong.text if wrong else None,
+        "given_skill": episode.given.text if episode.given else None,
+        "turns": [turn_record(number) for number in range(len(episode.turns))],
+    }
+
+
+def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text of those before it; a character made of several tokens stands at its last one.
+
+    Only the last few tokens are decoded again for each: decoding every prefix would be quadratic in the reply.
+    """
+    decode = lambda part: tokenizer.decode(list(part), skip_special_tokens=False)  # noqa: E731
+    texts, start, known = [], 0, 0  # tokens start..known are context, known.. wait for their character to be complete
+    for stop in range(1, len(ids) + 1):
+        before, now = decode(ids[start:known]), decode(ids[start:stop])
+        if now.endswith(_BROKEN) and stop < len(ids):
+            texts.append("")
+            continue
+        texts.append(now[len(before) :])
+        start, known = known, stop
+    return texts
