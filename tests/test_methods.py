@@ -150,7 +150,3 @@ def test_a_preset_keeps_what_it_does_not_name():
 def test_unknown_method():
     with pytest.raises(ValueError, match="method 'ppo' is unknown; choose one of adrs, agentopsd, "):
         methods.apply(base.get_config(), "ppo")
-
-
-def test_readme_has_the_table():
-    assert methods.table() in (ROOT / "README.md").read_text()
