@@ -8,24 +8,20 @@ Games run in processes, never in threads: the parser inside TextWorld is not thr
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import multiprocessing
-import os
-import signal
 import sys
-import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from envs.base import EnvError, Game, Obs, Task
+from envs.worker import Factory, Request, describe, resolve, serve
 
-Factory = Callable[[Any], Game]
 START_TIMEOUT_S = 120.0  # for a new worker to import what it needs
 STOP_TIMEOUT_S = 2.0  # for an idle worker to end by itself
 RECYCLE_AFTER = 1000  # games that a worker builds before a new one takes its place
@@ -75,7 +71,7 @@ def make_pool(
     max_restarts: how often an episode may lose its worker and be replayed; once more, and the episode is lost.
     recycle_after: games that a worker builds before it is replaced, so that what an engine leaks is bounded.
     """
-    function = _resolve(factory) if isinstance(factory, str) else factory
+    function = resolve(factory) if isinstance(factory, str) else factory
     if workers == 0:
         return LocalPool(function)
     with _without_main_module():
@@ -84,13 +80,6 @@ def make_pool(
         except Exception as error:
             raise ValueError(f"factory {factory} must be a top-level function of an importable module") from error
     return WorkerPool(factory, workers, step_timeout_s, max_restarts, recycle_after)
-
-
-def _resolve(name: str) -> Factory:
-    module, _, function = name.partition(":")
-    if not function:
-        raise ValueError(f"factory {name!r} must look like 'module:function'")
-    return getattr(importlib.import_module(module), function)
 
 
 class LocalPool:
@@ -135,7 +124,7 @@ class LocalPool:
         except Exception as error:  # whatever a game raises costs this episode only
             self._games.pop(slot, None)
             self._errors += 1
-            return _lost(task, _describe(error))
+            return _lost(task, describe(error))
 
 
 @dataclass
@@ -150,21 +139,6 @@ class _Running:
     error: EnvError | None = None  # lost while it was replayed; the caller learns of it at its next step
 
 
-class _Request(NamedTuple):
-    """To a worker: build the game if asked to, play the commands, answer with the last observation.
-
-    ahead: build it for a later request, and do not answer.
-    wanted: the caller waits for the answer; False for a game that is only built again
-    """
-
-    slot: int
-    build: bool
-    source: Any
-    commands: tuple[str, ...]
-    ahead: bool = False
-    wanted: bool = True
-
-
 @dataclass(eq=False)
 class _Worker:
     process: Any
@@ -173,8 +147,8 @@ class _Worker:
     ready: bool = False
     failed_starts: int = 0
     built: int = 0  # games
-    requests: list[_Request] = field(default_factory=list)  # to send when it is ready and has answered all others
-    pending: list[_Request] = field(default_factory=list)  # sent and not answered, in order
+    requests: list[Request] = field(default_factory=list)  # to send when it is ready and has answered all others
+    pending: list[Request] = field(default_factory=list)  # sent and not answered, in order
 
     @property
     def busy(self) -> bool:
@@ -213,7 +187,7 @@ class WorkerPool:
         for slot, task in zip(slots, tasks, strict=True):
             self._running[slot] = _Running(task)
         self._owed = set(slots)
-        requests = [_Request(slot, True, task.source, ()) for slot, task in zip(slots, tasks, strict=True)]
+        requests = [Request(slot, True, task.source, ()) for slot, task in zip(slots, tasks, strict=True)]
         for worker, mine in self._by_worker(requests):
             if worker.busy:
                 self._restart(worker, "has answers that nobody waits for", blamed=None)
@@ -232,7 +206,7 @@ class WorkerPool:
             game = self._running[slot]
             if game.error is None:
                 game.asked, game.waiting = (command,), True
-                requests.append(_Request(slot, False, None, game.asked))
+                requests.append(Request(slot, False, None, game.asked))
         self._owed |= set(slots)
         for worker, mine in self._by_worker(requests):
             if again.intersection(request.slot for request in mine):
@@ -242,7 +216,7 @@ class WorkerPool:
 
     def prefetch(self, slots: Sequence[int], tasks: Sequence[Task]) -> None:
         _check_distinct(slots)
-        requests = [_Request(s, True, task.source, (), ahead=True) for s, task in zip(slots, tasks, strict=True)]
+        requests = [Request(s, True, task.source, (), ahead=True) for s, task in zip(slots, tasks, strict=True)]
         for worker, mine in self._by_worker(requests):
             if worker.ready and not worker.busy:
                 worker.built += len(mine)
@@ -298,8 +272,8 @@ class WorkerPool:
                 self._restart(worker, "timed out", blamed=worker.pending[0].slot if worker.pending else None)
         return bool(readable)
 
-    def _by_worker(self, requests: list[_Request]) -> list[tuple[_Worker, list[_Request]]]:
-        mine: dict[int, list[_Request]] = {}
+    def _by_worker(self, requests: list[Request]) -> list[tuple[_Worker, list[Request]]]:
+        mine: dict[int, list[Request]] = {}
         for request in requests:
             mine.setdefault(request.slot % len(self._workers), []).append(request)
         return [(self._workers[index], group) for index, group in sorted(mine.items())]
@@ -309,7 +283,7 @@ class WorkerPool:
         assert error is not None  # a slot without an answer is a lost one
         return error
 
-    def _ask(self, worker: _Worker, requests: list[_Request]) -> None:
+    def _ask(self, worker: _Worker, requests: list[Request]) -> None:
         if requests and not worker.busy and not worker.process.is_alive():
             self._restart(worker, "died between two calls", blamed=None)  # which also asks what was asked now
             return
@@ -383,7 +357,7 @@ class WorkerPool:
         self._workers[index] = replacement = self._spawn()
         replacement.failed_starts = failed_starts
         requests = [
-            _Request(slot, True, game.task.source, (*game.commands, *game.asked), wanted=game.waiting)
+            Request(slot, True, game.task.source, (*game.commands, *game.asked), wanted=game.waiting)
             for slot, game in self._running.items()
             if slot % len(self._workers) == index and game.error is None
         ]
@@ -394,7 +368,7 @@ class WorkerPool:
     def _spawn(self) -> _Worker:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
-        process = context.Process(target=_serve, args=(there, self._factory), daemon=True, name="env-worker")
+        process = context.Process(target=serve, args=(there, self._factory), daemon=True, name="env-worker")
         with _without_main_module():
             process.start()
         there.close()  # so that the death of the worker is the end of the pipe
@@ -420,76 +394,6 @@ def _without_main_module() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def _serve(connection: Connection, factory: Factory | str) -> None:
-    """The life of a worker: takes lists of requests until the driver closes the pipe or says None."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which then closes the pool
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    build = _resolve(factory) if isinstance(factory, str) else factory
-    games: dict[int, Game] = {}
-    ahead: dict[int, _Ahead] = {}
-    try:
-        connection.send(("ready", None))
-        while (requests := connection.recv()) is not None:
-            for request in requests:
-                if request.ahead:
-                    _build_ahead(ahead, build, request)
-                    connection.send(("alive", None))  # the driver may have started to wait for something else
-                else:
-                    connection.send(_play(games, ahead, build, request, connection))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the driver is gone
-
-
-class _Ahead(NamedTuple):
-    """A game that was built before it was asked for, with its first observation."""
-
-    source: Any
-    game: Game
-    observation: Obs
-
-
-def _build_ahead(ahead: dict[int, _Ahead], build: Factory, request: _Request) -> None:
-    ahead.pop(request.slot, None)
-    with contextlib.suppress(Exception):  # it will be raised again when the game is asked for
-        game = build(request.source)
-        ahead[request.slot] = _Ahead(request.source, game, game.reset())
-
-
-def _play(
-    games: dict[int, Game], ahead: dict[int, _Ahead], build: Factory, request: _Request, connection: Connection
-) -> tuple[str, Any]:
-    try:
-        if request.build:
-            games.pop(request.slot, None)
-            if request.slot in ahead and ahead[request.slot].source == request.source:
-                _, games[request.slot], observation = ahead.pop(request.slot)
-            else:
-                games[request.slot] = build(request.source)
-                observation = games[request.slot].reset()
-        for command in request.commands:
-            if request.build:
-                connection.send(("alive", None))  # the time limit is for one command, not for a whole replay
-            observation = games[request.slot].step(command)
-        return "obs", observation
-    except (BrokenPipeError, ConnectionResetError):
-        raise
-    except Exception as error:  # whatever a game raises costs this episode only
-        games.pop(request.slot, None)
-        return "error", _describe(error)
-
-
-def _exit_with_parent() -> None:
-    """The pipe does not tell a worker that is busy with a game; this does."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _lost(task: Task, reason: str) -> EnvError:
