@@ -23,7 +23,7 @@ from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
 from seed_jax.rollout import World, play, prefetch
 from seed_jax.runtime import multihost, usage
-from seed_jax.runtime.checkpoint import Checkpointer, CheckpointError
+from seed_jax.runtime.checkpoint import Checkpointer
 from seed_jax.runtime.logging import (
     EPISODES_FILE,
     EVALUATIONS_FILE,
@@ -32,6 +32,7 @@ from seed_jax.runtime.logging import (
     PhaseTimer,
     Progress,
     TurnProgress,
+    WorkdirError,
     append_jsonl,
     read_jsonl,
     truncate_jsonl,
@@ -275,7 +276,7 @@ def _restore(run: Run, checkpoints: Checkpointer, resuming: bool) -> tuple[Train
         state, done, memory = from_tree(restored.tree, state), restored.step, restored.meta["memory"]
         run.progress.message(f"resuming after iteration {done}")
     elif not resuming and checkpoints.steps():
-        raise CheckpointError(
+        raise WorkdirError(
             f"checkpoint.dir = {run.config.checkpoint.dir!r} holds checkpoints of another run; choose an empty one"
         )
     elif resuming:
