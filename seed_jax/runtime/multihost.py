@@ -331,6 +331,21 @@ def _episode(outline: dict[str, Any]) -> Episode:
     return Episode(goal="", **{name: outline[name] for name in _OUTLINED}, **skills, turns=turns)
 
 
+def check_rows(mesh: Mesh) -> None:
+    """Raises HostError unless every host has rows of the mesh for itself, and as many as the others: its part of every
+    micro-batch lives there."""
+    owners = [{device.process_index for device in row} for row in mesh.devices]
+    torn = [number for number, owner in enumerate(owners) if len(owner) > 1]
+    if torn:
+        raise HostError(
+            f"mesh.tensor = {mesh.shape['tensor']} puts row {torn[0]} of the mesh on several hosts; the rows of a batch "
+            "belong to a host, so lower mesh.tensor"
+        )
+    rows = Counter(process for owner in owners for process in owner)
+    if len(set(rows.values())) > 1:
+        raise HostError(f"the hosts have different numbers of devices, rows of the mesh by process: {dict(rows)}")
+
+
 def join_rows(batch: Any, mesh: Mesh, rows_per_micro: int, micros_per_mini: int) -> Any:
     """The rows of all hosts as one batch of global arrays, split over "fsdp" like every batch.
 

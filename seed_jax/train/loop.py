@@ -79,6 +79,7 @@ class Run:
         self.model_dir = hf.resolve(config.model.init)
         self.tokenizer = tok.load_tokenizer(self.model_dir, config.rollout.thinking)
         self.mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+        multihost.check_rows(self.mesh)
         self.spec, self.initial = hf.load(self.model_dir, self.mesh)
         self.optimizer, choices = build_optimizer(config), factors.choices(config)
         self.keep = {"keep_reference": choices.needs_reference, "keep_teacher": choices.keeps_teacher}

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -168,6 +169,20 @@ def test_one_process_does_nothing(monkeypatch):
     assert multihost.start() is False and not multihost.many() and multihost.leads()
     assert multihost.share(5) == slice(0, 5) and multihost.agree_max([3, True]) == [3, 1]
     assert multihost.gather_json({"a": 1}) == [{"a": 1}] and multihost.from_first(lambda: "x") == "x"
+
+
+def test_rows_of_the_mesh_must_belong_to_hosts():
+    def mesh(*rows):
+        return SimpleNamespace(
+            devices=[[SimpleNamespace(process_index=process) for process in row] for row in rows],
+            shape={"fsdp": len(rows), "tensor": len(rows[0])},
+        )
+
+    multihost.check_rows(mesh((0, 0), (1, 1), (0, 0), (1, 1)))
+    with pytest.raises(multihost.HostError, match=r"mesh\.tensor = 2 puts row 1 of the mesh on several hosts"):
+        multihost.check_rows(mesh((0, 0), (0, 1), (1, 1)))
+    with pytest.raises(multihost.HostError, match=r"rows of the mesh by process: \{0: 2, 1: 1\}"):
+        multihost.check_rows(mesh((0,), (0,), (1,)))
 
 
 def test_shares_of_many_hosts_are_whole(monkeypatch):
