@@ -338,8 +338,8 @@ def check_rows(mesh: Mesh) -> None:
     torn = [number for number, owner in enumerate(owners) if len(owner) > 1]
     if torn:
         raise HostError(
-            f"mesh.tensor = {mesh.shape['tensor']} puts row {torn[0]} of the mesh on several hosts; the rows of a batch "
-            "belong to a host, so lower mesh.tensor"
+            f"mesh.tensor = {mesh.shape['tensor']} puts row {torn[0]} of the mesh on several hosts; rows of a batch "
+            "belong to one host, so lower mesh.tensor"
         )
     rows = Counter(process for owner in owners for process in owner)
     if len(set(rows.values())) > 1:
