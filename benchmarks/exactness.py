@@ -1,9 +1,11 @@
 """Kills a real run again and again, and compares what it leaves in the end with an uninterrupted one, bit by bit.
 
-    python -m benchmarks.exactness --config=configs/quickstart.py --out=runs/exactness --kills=10
+    python -m benchmarks.exactness --config=configs/quickstart.py --out=runs/exactness --kills=10 \\
+        --config.iterations=12 --config.checkpoint.every=1 --config.rollout.tasks=4 --config.eval.games=24
 
 Further arguments --config.FIELD=VALUE go to the run, which is `launch.train` in a process of its own. Each time it gets
-SIGKILL at a random moment of a phase (rollout, analysis, update, save, in turn) and the same command starts it again.
+SIGKILL at a random moment of a phase (rollout, analysis, update, save, in turn; of the first or second iteration that
+it does) and the same command starts it again.
 Compared are the exported weights, checksums of all arrays of the last checkpoint (weights, optimizer, counters),
 metrics, evaluations and episodes; what depends on the machine (times, tokens a second, compilations) is left out.
 Exit code 0: equal; 1: not.
@@ -60,11 +62,14 @@ def start(arguments: Sequence[str], workdir: Path, log: Path, environment: Mappi
         )
 
 
-def kill_in(process: subprocess.Popen, phase: str, delay_s: float, log: Path) -> bool:
-    """Waits until the run comes to `phase`, kills it `delay_s` seconds later; False if it had ended by then."""
-    began = time.monotonic()
+def kill_in(process: subprocess.Popen, phase: str, time_: int, delay_s: float, log: Path) -> bool:
+    """Waits until the run comes to `phase` for the `time_`-th time, kills it `delay_s` seconds later; False if it had
+    ended by then."""
+    began, seen = time.monotonic(), set()
     while process.poll() is None and time.monotonic() - began < _LIMIT_S:
-        if log.with_name("phase").read_text().split()[0] == phase:
+        now, number = log.with_name("phase").read_text().split()
+        seen |= {number} if now == phase else set()
+        if len(seen) == time_:
             time.sleep(delay_s)
             break
         time.sleep(0.002)
@@ -107,9 +112,9 @@ def run(
     random_, done = random.Random(seed), []
     for number in range(kills):
         phase = phases[number % len(phases)]
-        delay = random_.uniform(0, seconds[phase])
+        time_, delay = random_.randint(1, 2), random_.uniform(0, seconds[phase])
         process = start(arguments, broken, log, environment)
-        if not kill_in(process, phase, delay, log):
+        if not kill_in(process, phase, time_, delay, log):
             if process.returncode:
                 raise RuntimeError(f"the run failed with code {process.returncode}; see {log}")
             break

@@ -2,13 +2,15 @@
 
 python -m launch.replay --dump=WORKDIR/dumps/iteration_000012 [--checkpoint=STEP] [--json]
 
-The weights are those of the run's checkpoint before that iteration, if there is one; else the nearest that there is,
-which is said. Nothing in the workdir is changed. Exit code 0: everything is finite here; 1: something is not.
+On one host, with any number of devices. The weights are those of the run's checkpoint before that iteration, if there
+is one; else the nearest that there is, which is said. Nothing in the workdir is changed. Exit code 0: everything is
+finite here; 1: something is not.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,8 @@ def run(directory: Path, step: int | None = None) -> dict[str, Any]:
     """
     dump = dumps.load(directory)
     config = ConfigDict(dump.record["config"])
-    mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+    # As many of the devices here as can share a micro-batch, whatever the run had.
+    mesh = sharding.make_mesh(jax.devices()[: math.gcd(jax.device_count(), config.pack.rows_per_micro)])
     spec, initial = hf.load(hf.resolve(config.model.init), mesh)
     optimizer, choices = build_optimizer(config), factors.choices(config)
     keep = {"keep_reference": choices.needs_reference, "keep_teacher": choices.keeps_teacher}

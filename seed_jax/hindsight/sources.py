@@ -5,8 +5,9 @@ analyzer.py), `external_hindsight` (another model writes), those of evidence.py 
 `skill_bank` (written beforehand). All but the last two belong to a finished episode, so only those of a library can be
 read while an episode is played (`hindsight.at_rollout`, `hindsight.at_eval`).
 
-Controls replace each skill and leave all else alone: `wrong_skill` by that of another task, `placebo` by a text of
-equal length that says nothing. A method that gains as much from them does not learn from the skills' content.
+Controls replace each skill and leave all else alone: `wrong_skill` by that of another task (of the same host),
+`placebo` by a text of equal length that says nothing. A method that gains as much from them does not learn from the
+skills' content.
 """
 
 from __future__ import annotations

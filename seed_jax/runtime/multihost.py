@@ -57,8 +57,7 @@ def start(
 
     coordinator, processes, process: "host:port" of process 0, how many there are, and which this is; they default to
         $JAX_COORDINATOR_ADDRESS, $JAX_NUM_PROCESSES and $JAX_PROCESS_ID.
-    found: nothing is named, the cluster's own variables say it (Cloud TPU pods, GKE, Slurm). TPU pods whose
-        $TPU_WORKER_HOSTNAMES names several hosts are found without being asked.
+    found: nothing is named, the cluster's own variables say it (Slurm, MPI, GKE). On Cloud TPU that is the default.
     timeout_s: a host that is not heard of for so long is given up, and with it the run (`watching`); also how long the
         start waits for the others, three times as long.
     Raises HostError for values that do not fit together.
@@ -67,7 +66,6 @@ def start(
     processes = _number("JAX_NUM_PROCESSES") if processes is None else processes
     process = _number("JAX_PROCESS_ID") if process is None else process
     named = [coordinator is not None, processes is not None, process is not None]
-    found = found or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
     if any(named) and not all(named):
         raise HostError(
             f"of coordinator = {coordinator!r}, processes = {processes!r}, process = {process!r} either all must be "
@@ -75,7 +73,9 @@ def start(
         )
     if all(named) and not 0 <= process < processes:
         raise HostError(f"process = {process} must be at least 0 and below processes = {processes}")
-    if not (all(named) or found):
+    if not (all(named) or found or _on_cloud_tpu()):
+        if jax.process_count() > 1:  # the TPU knows
+            raise HostError(f"this is one of {jax.process_count()} hosts of a TPU slice; add --distributed on each")
         return False
     jax.config.update("jax_cpu_collectives_implementation", "gloo")  # between the CPUs of several processes
     # Ours comes first and says what is lost; that of JAX ends a process that cannot say anything any more.
@@ -89,6 +89,14 @@ def start(
     # JAX has taken over SIGTERM; until the run handles it (runtime/signals.py) it shall end the process.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return many()
+
+
+def _on_cloud_tpu() -> bool:
+    try:  # how JAX finds it out has no public name
+        from jax._src.clusters.cloud_tpu_cluster import GceTpuCluster, GkeTpuCluster
+    except ImportError:
+        return "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    return GceTpuCluster.is_env_present() or GkeTpuCluster.is_env_present()
 
 
 def _number(variable: str) -> int | None:
@@ -321,6 +329,21 @@ def _episode(outline: dict[str, Any]) -> Episode:
     ]
     skills = {name: Skill("", "") if outline[name] else None for name in ("skill", "given")}
     return Episode(goal="", **{name: outline[name] for name in _OUTLINED}, **skills, turns=turns)
+
+
+def check_rows(mesh: Mesh) -> None:
+    """Raises HostError unless every host has rows of the mesh for itself, and as many as the others: its part of every
+    micro-batch lives there."""
+    owners = [{device.process_index for device in row} for row in mesh.devices]
+    torn = [number for number, owner in enumerate(owners) if len(owner) > 1]
+    if torn:
+        raise HostError(
+            f"mesh.tensor = {mesh.shape['tensor']} puts row {torn[0]} of the mesh on several hosts; rows of a batch "
+            "belong to one host, so lower mesh.tensor"
+        )
+    rows = Counter(process for owner in owners for process in owner)
+    if len(set(rows.values())) > 1:
+        raise HostError(f"the hosts have different numbers of devices, rows of the mesh by process: {dict(rows)}")
 
 
 def join_rows(batch: Any, mesh: Mesh, rows_per_micro: int, micros_per_mini: int) -> Any:

@@ -23,7 +23,7 @@ from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
 from seed_jax.rollout import World, play, prefetch
 from seed_jax.runtime import multihost, usage
-from seed_jax.runtime.checkpoint import Checkpointer, CheckpointError
+from seed_jax.runtime.checkpoint import Checkpointer
 from seed_jax.runtime.logging import (
     EPISODES_FILE,
     EVALUATIONS_FILE,
@@ -32,6 +32,7 @@ from seed_jax.runtime.logging import (
     TRAJECTORIES_FILE,
     EpisodeWriter,
     MetricsWriter,
+    WorkdirError,
     append_jsonl,
     read_jsonl,
     truncate_jsonl,
@@ -80,6 +81,7 @@ class Run:
         self.model_dir = hf.resolve(config.model.init)
         self.tokenizer = tok.load_tokenizer(self.model_dir, config.rollout.thinking)
         self.mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+        multihost.check_rows(self.mesh)
         self.spec, self.initial = hf.load(self.model_dir, self.mesh)
         self.optimizer, choices = build_optimizer(config), factors.choices(config)
         self.keep = {"keep_reference": choices.needs_reference, "keep_teacher": choices.keeps_teacher}
@@ -286,7 +288,7 @@ def _restore(run: Run, checkpoints: Checkpointer, resuming: bool) -> tuple[Train
         state, done, memory = from_tree(restored.tree, state), restored.step, restored.meta["memory"]
         run.progress.message(f"resuming after iteration {done}")
     elif not resuming and checkpoints.steps():
-        raise CheckpointError(
+        raise WorkdirError(
             f"checkpoint.dir = {run.config.checkpoint.dir!r} holds checkpoints of another run; choose an empty one"
         )
     elif resuming:

@@ -5,20 +5,26 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from seed_jax.evaluate import summarize
 from seed_jax.runtime import multihost
 from seed_jax.runtime.logging import read_jsonl
+from seed_jax.train.metrics import rollout_metrics
+from seed_jax.types import Episode, Skill, Turn
 from tests import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,6 +171,20 @@ def test_one_process_does_nothing(monkeypatch):
     assert multihost.gather_json({"a": 1}) == [{"a": 1}] and multihost.from_first(lambda: "x") == "x"
 
 
+def test_rows_of_the_mesh_must_belong_to_hosts():
+    def mesh(*rows):
+        return SimpleNamespace(
+            devices=[[SimpleNamespace(process_index=process) for process in row] for row in rows],
+            shape={"fsdp": len(rows), "tensor": len(rows[0])},
+        )
+
+    multihost.check_rows(mesh((0, 0), (1, 1), (0, 0), (1, 1)))
+    with pytest.raises(multihost.HostError, match=r"mesh\.tensor = 2 puts row 1 of the mesh on several hosts"):
+        multihost.check_rows(mesh((0, 0), (0, 1), (1, 1)))
+    with pytest.raises(multihost.HostError, match=r"rows of the mesh by process: \{0: 2, 1: 1\}"):
+        multihost.check_rows(mesh((0,), (0,), (1,)))
+
+
 def test_shares_of_many_hosts_are_whole(monkeypatch):
     monkeypatch.setattr(multihost.jax, "process_count", lambda: 3)
     parts = []
@@ -172,3 +192,48 @@ def test_shares_of_many_hosts_are_whole(monkeypatch):
         monkeypatch.setattr(multihost.jax, "process_index", lambda process=process: process)
         parts.append(list(range(10))[multihost.share(10)])
     assert [*itertools.chain(*parts)] == list(range(10)) and {len(part) for part in parts} == {3, 4}
+
+
+# -- many hosts, made up -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_made_up(monkeypatch):
+    """`gather_json` finds what this host says, and what is put into the list as the other host's words."""
+    other: list = []
+    monkeypatch.setattr(multihost, "many", lambda: True)
+    monkeypatch.setattr(multihost, "gather_json", lambda value: json.loads(json.dumps([value, *other])))
+    return other
+
+
+def episode(index: int, *, won: bool, turns: int, skill: bool = False, error: str | None = None) -> Episode:
+    made = [Turn("p", [1], [2] * (n + 1), np.zeros(n + 1), "o", "r", "c", n % 2 == 0, n % 3 == 0) for n in range(turns)]
+    told = Skill("s", "lesson") if skill else None
+    return Episode(
+        "task", "abc"[index % 3], "goal", index // 2, index, made, 10.0 * won, won, {"score": index / 3}, error, told
+    )
+
+
+def test_metrics_of_gathered_episodes_are_those_of_the_episodes(two_made_up):
+    whole = [
+        episode(i, won=i % 3 == 0, turns=1 + i % 4, skill=i % 2 == 0, error="lost" * (i == 5) or None) for i in range(9)
+    ]
+    two_made_up.append([multihost._outline(e) for e in whole[:4]])  # out of order
+    gathered = multihost.gather_episodes(whole[4:])
+    counts = Counter(prompt_truncated=2)
+    assert rollout_metrics(gathered, counts) == rollout_metrics(whole, counts)
+    assert summarize(gathered) == summarize(whole)
+    assert [e.skill is not None for e in gathered] == [e.skill is not None for e in whole]
+
+
+def test_counts_are_added_and_seconds_are_the_longest(two_made_up):
+    two_made_up.append({"analyzed": 3, "play_s": 2.5, "rejected/too_short": 1})
+    total = multihost.sum_counters(Counter(analyzed=2, play_s=4.0))
+    assert total == Counter({"analyzed": 5, "play_s": 4.0, "rejected/too_short": 1})
+
+
+def test_hosts_that_differ_are_named(two_made_up):
+    two_made_up.append("0f")
+    multihost.require_same("the config", "0f")
+    with pytest.raises(multihost.HostError, match="the config of process 1 differs from that of process 0"):
+        multihost.require_same("the config", "1a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +13,9 @@ import pytest
 from seed_jax.models import spec as spec_lib
 from seed_jax.models.spec import ModelSpec
 from seed_jax.runtime import usage
+from seed_jax.runtime.logging import PhaseTimer
+from seed_jax.train.metrics import memory_metrics, update_metrics
+from tests.updating import make_config
 
 QWEN = ModelSpec(vocab_size=151936, d_model=2048, num_layers=36, num_heads=16, num_kv_heads=2, head_dim=128, d_ff=11008)
 
@@ -41,6 +45,37 @@ def test_forward_flops_count_every_matrix_twice():
 
 def test_a_cpu_tells_no_memory():
     assert usage.memory_gb() is None
+
+
+def test_memory_of_the_fullest_device_by_phase(monkeypatch):
+    used = {"bytes_in_use": 1e9, "peak_bytes_in_use": 5e9}
+    devices = [SimpleNamespace(memory_stats=lambda: used), SimpleNamespace(memory_stats=lambda: {"bytes_in_use": 2e9})]
+    monkeypatch.setattr(usage.jax, "local_devices", lambda: devices)
+    assert usage.memory_gb() == (2.0, 5.0)
+    timer = PhaseTimer(memory=lambda: usage.memory_gb()[0])
+    with timer("update"):
+        used["bytes_in_use"] = 7e9
+    assert memory_metrics(timer.memory_by_phase) == {"hbm/update_gb": 7.0, "hbm/peak_gb": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "passes"),
+    [
+        ("grpo", {"old_logprobs": "sampler"}, (3, 0)),  # forward, and backward as two forwards
+        ("grpo", {"old_logprobs": "recompute"}, (4, 0)),
+        ("seed", {"old_logprobs": "recompute", "loss__kl_coef": 0.1}, (5, 1)),
+        ("seed_current", {"old_logprobs": "sampler"}, (3, 2)),  # once for what is measured, once in every step
+    ],
+)
+def test_mfu_counts_what_the_update_computes(monkeypatch, method, changes, passes):
+    counts = Counter(used_row_tokens=1000, scored_tokens=100, teacher_tokens=1200, taught_tokens=80)
+    counts = counts if passes[1] else Counter(used_row_tokens=1000, scored_tokens=100)
+    run = SimpleNamespace(config=make_config(method, **changes), spec=QWEN)
+    flops = passes[0] * usage.forward_flops(QWEN, 1000, 100) + passes[1] * usage.forward_flops(QWEN, 1200, 80)
+    monkeypatch.setattr(usage, "peak_flops", lambda device: 1e15)
+    metrics = update_metrics(run, counts, 4.0)
+    assert metrics["update/tokens_per_s"] == 250
+    assert metrics["update/mfu"] == pytest.approx(flops / (4.0 * 1e15 * jax.device_count()))
 
 
 def test_only_what_is_compiled_again_is_named(monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from launch import replay as launch_replay
+from seed_jax import sharding
 from seed_jax.runtime.logging import read_jsonl
 from seed_jax.train import dumps, loop, replay
 from seed_jax.train.packing import PackedBatch
@@ -136,7 +137,9 @@ def test_a_run_stops_and_tells_what_to_do(model_dir, tmp_path, monkeypatch, caps
     assert [folder.name for folder in folders] == ["iteration_000001", "iteration_000002"]
     assert f"python -m launch.replay --dump={folders[0]}" in capsys.readouterr().out
 
-    report = launch_replay.run(folders[1])
+    with monkeypatch.context() as patch:  # the run had one device, the replay takes all eight
+        patch.setattr(sharding, "make_mesh", sharding.make_mesh.func)
+        report = launch_replay.run(folders[1])
     assert report["weights_after_iteration"] == 1 and len(report["batch"]["sampled"]) == 1
     assert report["update"]["update/skipped_steps"] == 1
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
