@@ -39,7 +39,7 @@ ROWS_A_CHIP = 4  # rows of a micro-batch on a chip, at most, where the config's 
 # Tokens of an ALFWorld turn (measured: prompt 617; response 120 assumed), for the mini-batches of an iteration.
 TURN_TOKENS = 740
 _PROMPT_BUCKET = 128  # what the sampler pads prompts to on a TPU, at least
-_USED = re.compile(r"Used ([\d.]+)([GMK]) of ([\d.]+)G hbm")
+_USED = re.compile(r"(?:Used |\()([\d.]+)([KMG])(?: of|\) exceeds available HBM)")  # in the compiler's refusal
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
