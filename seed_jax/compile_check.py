@@ -43,6 +43,10 @@ _USED = re.compile(r"(?:Used |\()([\d.]+)([KMG])(?: of|\) exceeds available HBM)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
+class CompileError(ValueError):
+    """The compiler refuses a program for another reason than memory."""
+
+
 class Plan(NamedTuple):
     """A config on a slice. settings: fields that had to change so that the rows can be split; minis: mini-batches of an
     iteration; state_bytes: of the training state, on one chip."""
@@ -313,18 +317,19 @@ def check(program: Program, chip: aot.Chip) -> Report:
     lowered = program.lower()
     middle = time.perf_counter()
     try:
-        compiled = lowered.compile()
+        compiled, text = aot.compile_with_text(lowered)
     except jax.errors.JaxRuntimeError as error:
         used = _USED.search(str(error))
         if used is None:
-            raise
+            reason = str(error).strip().splitlines()[0][:300]
+            raise CompileError(f"{program.name} does not compile for this slice: {reason}") from error
         refused = float(used[1]) * _UNITS[used[2]]
         return Report(
             program.name, 0.0, 0.0, refused, program.beside, chip.hbm_bytes, 0.0, 0.0, {}, middle - start,
             time.perf_counter() - middle, 0.0, "memory",
         )  # fmt: skip
     compile_s = time.perf_counter() - middle
-    memory, cost = compiled.memory_analysis(), hlo.cost(compiled.as_text(), program.rounds)
+    memory, cost = compiled.memory_analysis(), hlo.cost(text, program.rounds)
     times = {
         "compute": cost.flops / chip.flops,
         "HBM": cost.bytes / chip.hbm_bytes_s,
