@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs import alfworld
-from launch import compile_check as command
+from launch import slice_check
 from seed_jax import aot, compile_check
 
 MODELS = ("qwen2.5-3b", "qwen2.5-7b", "qwen3-1.7b")
@@ -77,14 +77,14 @@ def write(out: Path) -> None:
         case = data.setdefault(case_name(model, place, rows), {})
         config = alfworld.get_config("seed")
         config.mesh.decode_tensor = place.decode_tensor
-        plan = command.make_plan(config, place.topology, model, rows)
+        plan = slice_check.make_plan(config, place.topology, model, rows)
         only = ["update"] if (model, place, rows) in TARGETS and rows else []
         for program in compile_check.programs(plan):
             if program.name in case or (only and program.name not in only):
                 continue
             print(f"{case_name(model, place, rows)}: {program.name} ...", file=sys.stderr, flush=True)
             report = compile_check.check(program, aot.chip(place.topology))
-            case |= command.as_json(plan, [report])
+            case |= slice_check.as_json(plan, [report])
             case.pop("fits")
             path.write_text(json.dumps(data, indent=1) + "\n")
             (out / PAGE_FILE).write_text(page(data))

@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import tempfile
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -111,6 +113,19 @@ def topology_devices(topology: str) -> list[jax.Device]:
 def topology_mesh(name: str, tensor: int = 1, fsdp: int = -1) -> Mesh:
     """A mesh [fsdp, tensor] over the chips of a slice that need not exist, such as "v5e:4x4" or "v5p:2x2x1"."""
     return sharding.make_mesh(topology_devices(name), fsdp=fsdp, tensor=tensor)
+
+
+def compile_with_text(lowered: Any) -> tuple[Any, str]:
+    """(compiled program, its optimized HLO as the compiler dumps it).
+
+    `compiled.as_text()` would have jaxlib read what libtpu wrote, and jaxlib 0.10.2 cannot read some programs for v5p
+    and v6e (copies on their sparse cores: "async-update instruction should have 1 operands but sees 3").
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        compiled = lowered.compile(compiler_options=options)
+        (dumped,) = Path(folder).glob("*.after_optimizations.txt")
+        return compiled, dumped.read_text()
 
 
 def policy_gradient(spec: ModelSpec, mesh: Mesh, work: Workload) -> Any:

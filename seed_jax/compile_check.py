@@ -39,8 +39,12 @@ ROWS_A_CHIP = 4  # rows of a micro-batch on a chip, at most, where the config's 
 # Tokens of an ALFWorld turn (measured: prompt 617; response 120 assumed), for the mini-batches of an iteration.
 TURN_TOKENS = 740
 _PROMPT_BUCKET = 128  # what the sampler pads prompts to on a TPU, at least
-_USED = re.compile(r"Used ([\d.]+)([GMK]) of ([\d.]+)G hbm")
+_USED = re.compile(r"(?:Used |\()([\d.]+)([KMG])(?: of|\) exceeds available HBM)")  # in the compiler's refusal
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+class CompileError(ValueError):
+    """The compiler refuses a program for another reason than memory."""
 
 
 class Plan(NamedTuple):
@@ -313,18 +317,19 @@ def check(program: Program, chip: aot.Chip) -> Report:
     lowered = program.lower()
     middle = time.perf_counter()
     try:
-        compiled = lowered.compile()
+        compiled, text = aot.compile_with_text(lowered)
     except jax.errors.JaxRuntimeError as error:
         used = _USED.search(str(error))
         if used is None:
-            raise
+            reason = str(error).strip().splitlines()[0][:300]
+            raise CompileError(f"{program.name} does not compile for this slice: {reason}") from error
         refused = float(used[1]) * _UNITS[used[2]]
         return Report(
             program.name, 0.0, 0.0, refused, program.beside, chip.hbm_bytes, 0.0, 0.0, {}, middle - start,
             time.perf_counter() - middle, 0.0, "memory",
         )  # fmt: skip
     compile_s = time.perf_counter() - middle
-    memory, cost = compiled.memory_analysis(), hlo.cost(compiled.as_text(), program.rounds)
+    memory, cost = compiled.memory_analysis(), hlo.cost(text, program.rounds)
     times = {
         "compute": cost.flops / chip.flops,
         "HBM": cost.bytes / chip.hbm_bytes_s,

@@ -25,7 +25,8 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = ")
 # Opcodes that move no data of their own.
 _FREE = {
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id",
-    "opt-barrier", "while", "conditional", "call", "copy-done", "async-done", "all-gather-done", "all-reduce-done",
+    "opt-barrier", "while", "conditional", "call", "copy-done", "async-update",
+    "async-done", "all-gather-done", "all-reduce-done",
     "collective-permute-done", "slice-done", "send-done", "recv-done",
 }  # fmt: skip
 

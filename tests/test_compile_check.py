@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from configs import alfworld
-from launch import compile_check as command
-from launch import shipped_table
+from launch import shipped_table, slice_check
 from seed_jax import aot, compile_check
 from seed_jax.models import published
 from seed_jax.models.spec import ModelSpec, init_params
@@ -90,7 +89,7 @@ def test_every_program_of_a_run_compiles_for_a_slice(model):
 @needs_libtpu
 def test_what_is_too_large_says_what_to_change(model):
     done = run(f"--model={model}", "--topology=v5e:2x2", "--programs=decode", "--config.rollout.batch=60000")
-    assert done.returncode == command.EXIT_TOO_LARGE, done.stderr[-2000:]
+    assert done.returncode == 1, done.stderr[-2000:]
     assert "does not fit" in done.stdout
     assert "--config.mesh.decode_tensor=2" in done.stdout
     assert "rollout.batch" in done.stdout
@@ -109,7 +108,7 @@ def test_what_is_too_large_says_what_to_change(model):
 )
 def test_what_the_slice_cannot_do(flags, message):
     done = run(*flags)
-    assert done.returncode == command.EXIT_BAD_INPUT
+    assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -124,14 +123,14 @@ def test_an_unknown_topology_names_the_known(topology):
 def test_without_libtpu_the_package_is_named(monkeypatch):
     monkeypatch.setattr(aot, "missing", lambda: "libtpu is not installed; pip install -r requirements-tpu-check.txt")
     with pytest.raises(aot.TopologyError, match="requirements-tpu-check"):
-        command.make_plan(alfworld.get_config("seed"), "v5e:4x4")
+        slice_check.make_plan(alfworld.get_config("seed"), "v5e:4x4")
 
 
 def test_models_by_name_and_by_directory(model):
-    assert command.find_spec("Qwen/Qwen2.5-3B-Instruct") == published.spec("qwen2.5-3b")
-    assert command.find_spec(str(model)).head_dim == HEAD
+    assert slice_check.find_spec("Qwen/Qwen2.5-3B-Instruct") == published.spec("qwen2.5-3b")
+    assert slice_check.find_spec(str(model)).head_dim == HEAD
     with pytest.raises(ValueError, match="'gpt' is neither one of qwen"):
-        command.find_spec("gpt")
+        slice_check.find_spec("gpt")
 
 
 @pytest.mark.parametrize(

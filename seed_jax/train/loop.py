@@ -110,7 +110,8 @@ class Run:
         self.stop = threading.Event()
 
     def fresh_state(self) -> TrainState:
-        state = init_state(self.initial, self.optimizer, **self.keep, reference_dtype=self.config.model.dtype)
+        initial, self.initial = self.initial, None  # four bytes a weight that nothing needs again
+        state = init_state(initial, self.optimizer, **self.keep, reference_dtype=self.config.model.dtype)
         return jax.device_put(state, self.shardings)
 
     def load_sampler(self, state: TrainState) -> None:

@@ -107,7 +107,8 @@ class Stage1:
         self.taken = 0  # steps of this process
 
     def fresh_state(self) -> TrainState:
-        return jax.device_put(init_state(self.initial, self.optimizer, keep_reference=False), self.shardings)
+        initial, self.initial = self.initial, None  # four bytes a weight that nothing needs again
+        return jax.device_put(init_state(initial, self.optimizer, keep_reference=False), self.shardings)
 
     def on_turn(self, step: int = 0, live: int = 0) -> None:
         if self.stop.is_set():

@@ -203,6 +203,27 @@ def test_wrong_moments(sampler):
     assert small.pending == 0 and len(small.generate([[1]] * 9, SamplingParams(4), [(0, i, 0) for i in range(9)])) == 9
 
 
+def test_memory_is_given_back_for_an_update():
+    sampler = make_sampler()
+    prompt, params, path = requests(1)[0]
+    before = sampler.generate([prompt], params, [path])
+    sampler.submit(prompt, params, sampler.key(path))
+    with pytest.raises(RuntimeError, match="1 requests are under way; they need the weights"):
+        sampler.release()
+    drain(sampler)
+    gc.collect()
+    held = sum(array.nbytes for array in jax.live_arrays())
+    caches = sum(x.nbytes for banks in sampler._banks.values() for b in banks for x in jax.tree.leaves(b.cache))
+    weights = sum(x.nbytes for x in jax.tree.leaves(sampler.weights[0]))
+    sampler.release()
+    gc.collect()
+    assert held - sum(array.nbytes for array in jax.live_arrays()) >= caches + weights > 0
+    with pytest.raises(RuntimeError, match="no weights yet"):
+        sampler.submit(prompt, params, sampler.key(path))
+    sampler.load(PARAMS)
+    assert sampler.generate([prompt], params, [path])[0].tokens == before[0].tokens
+
+
 def test_soak():
     """2,000 requests of random lengths, some aborted, some with stop texts: each answered once, memory flat."""
     sampler, rng = make_sampler(), np.random.default_rng(0)
