@@ -14,7 +14,7 @@ import jax
 
 from seed_jax.runtime.logging import PhaseTimer, Progress, TurnProgress, duration
 
-_BAR = 28  # characters
+_BAR = 20  # characters
 
 
 class Reporters(NamedTuple):
@@ -102,7 +102,8 @@ class LiveView:
         bar = ProgressBar(total=self._iterations, completed=self._done, width=_BAR)
         phase = f"{self._phase} {duration(now - self._phase_start)}"
         top.add_row(Text(f"iteration {number}/{self._iterations}", style="bold"), bar, Text(phase), Text(self._turn))
-        figures = Text("  ".join(f"{name} {_short(value)}" for name, value in self._values.items()))
+        shown = "  ".join(f"{name} {_short(value)}" for name, value in self._values.items())
+        figures = Text(shown, no_wrap=True, overflow="ellipsis")
         times = Text(f"{duration(now - self._start)} so far{self._left(now)}", style="dim")
         return Group(top, *([figures] if self._values else []), times)
 
