@@ -21,7 +21,6 @@ from seed_jax.runtime.logging import (
 )
 from seed_jax.train.metrics import conditions
 
-
 # Fields that the pages tell.
 _NEEDED = (
     "method",
