@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -37,20 +38,16 @@ def browser() -> Iterator[Browser]:
             f"--user-data-dir={profile}",
         ]  # fmt: skip
 
-        def place_pipes() -> None:  # the browser reads from 3 and writes to 4
-            read, write = os.dup(to_browser[0]), os.dup(from_browser[1])
-            os.dup2(read, 3)
-            os.dup2(write, 4)
-
+        # The browser reads commands from 3 and writes answers to 4; bash puts the pipes there.
+        theirs = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (to_browser[0], from_browser[1])]
         process = subprocess.Popen(
-            [program, *options, "about:blank"],
-            preexec_fn=place_pipes,
-            close_fds=False,
+            ["bash", "-c", f'exec "$@" 3<&{theirs[0]} 4>&{theirs[1]}', "bash", program, *options, "about:blank"],
+            pass_fds=theirs,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(to_browser[0])
-        os.close(from_browser[1])
+        for end in (to_browser[0], from_browser[1], *theirs):
+            os.close(end)
         try:
             yield Browser(to_browser[1], from_browser[0])
         finally:

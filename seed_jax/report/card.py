@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seed_jax import config as config_lib
-from seed_jax.report.paired import LEVEL, SAMPLES, ComparisonError
+from seed_jax.report.paired import LEVEL, SAMPLES, ComparisonError, by_game
 from seed_jax.report.runs import Final, ReportError, Run, differing_fields
 
 BASELINE, FULL = "grpo", "seed"  # groups that are looked for where none is named
@@ -139,7 +139,7 @@ def bootstrap(mine: Sequence[Sequence[Mapping]], other: Sequence[Sequence[Mappin
     mean over these), and seeds of each side where it has several: the interval then holds the spread between seeds too.
     Raises ComparisonError if the games are not the same.
     """
-    rates_a, rates_b = ([_rates(outcomes) for outcomes in side] for side in (mine, other))
+    rates_a, rates_b = ([by_game(outcomes) for outcomes in side] for side in (mine, other))
     games = sorted(rates_a[0])
     for rates in (*rates_a, *rates_b):
         if rates.keys() != rates_a[0].keys():
@@ -165,13 +165,6 @@ def bootstrap(mine: Sequence[Sequence[Mapping]], other: Sequence[Sequence[Mappin
         "macro_difference": float(np.mean([difference[p].mean() for p in members.values()])),
         "macro_interval": interval(macro),
     }
-
-
-def _rates(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    won: dict[str, list[bool]] = defaultdict(list)
-    for record in outcomes:
-        won[record["task"]].append(bool(record["won"]))
-    return {game: sum(values) / len(values) for game, values in won.items()}
 
 
 def _draws(rng: np.random.Generator, count: int) -> np.ndarray:

@@ -59,9 +59,9 @@ def metric_card(c: Comparison, name: str) -> str:
     minus = f"minus {c.baseline.label}"
     head = ["setting", "seeds", "success", "mean over families", minus, f"{minus}, over families", "verdict"]
     note = (
-        "Standard errors: over the games of a run, and over seeds where there are several. Differences are paired over "
-        f"games, with the {LEVEL:.0%} interval of a bootstrap over games and seeds. Not corrected for the number of "
-        "comparisons."
+        "\u00b1 one standard error over the games of a run, and a second one over seeds where there are several. "
+        f"Differences are paired over games, with the {LEVEL:.0%} interval of a bootstrap over games and seeds. Not "
+        "corrected for the number of comparisons."
     )
     content = markup.table(head, rows, classes=styles)
     content += markup.details("By family", markup.table(["setting", *families], by_family))
@@ -99,8 +99,8 @@ def _style(found: dict | str | None) -> str:
 def shown(m: Mean | None) -> str:
     if m is None:
         return "\u2013"
-    over_seeds = "" if m.seeds is None else f", \u00b1 {m.seeds:.3f} seeds"
-    return f"{m.value:.3f} \u00b1 {m.games:.3f} games{over_seeds}"
+    over_seeds = "" if m.seeds is None else f" \u00b1 {m.seeds:.3f}"
+    return f"{m.value:.3f} \u00b1 {m.games:.3f}{over_seeds}"
 
 
 def _family(finals: Sequence, family: str) -> str:

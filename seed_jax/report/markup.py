@@ -99,7 +99,8 @@ def table(
         shown = "" if value is None else text(value)
         return f"<{tag}{f' class={chr(34)}{names}{chr(34)}' if names else ''}>{shown}</{tag}>"
 
-    top = "".join(cell("th", value, column) for column, value in enumerate(head))
+    texts = {column for row in classes or () for column, style in enumerate(row) if "text" in style.split()}
+    top = "".join(cell("th", value, column, "text" if column in texts else "") for column, value in enumerate(head))
     body = "".join(
         "<tr>"
         + "".join(cell("td", value, column, classes[r][column] if classes else "") for column, value in enumerate(row))

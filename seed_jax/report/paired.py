@@ -50,7 +50,7 @@ def paired(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
     mine, other: one record an episode, with `task`, `family` and `won`. A game's rate is the mean over its episodes.
     Games are drawn with replacement (inside their family for the mean over families), both policies together.
     """
-    a, b = _by_game(mine), _by_game(other)
+    a, b = by_game(mine), by_game(other)
     if a.keys() != b.keys():
         raise ComparisonError(f"{len(a.keys() ^ b.keys())} games are in one evaluation only")
     family = {record["task"]: record["family"] for record in mine}
@@ -75,7 +75,8 @@ def paired(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
     }
 
 
-def _by_game(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def by_game(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """{task: share of its episodes that were won}."""
     won: dict[str, list[bool]] = defaultdict(list)
     for record in records:
         won[record["task"]].append(bool(record["won"]))

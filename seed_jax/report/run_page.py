@@ -48,20 +48,15 @@ def header(run: Run) -> str:
         points = run.curve(headline)
         first, last = points[0], points[-1]
         facts.append(("before", pm(first["success_rate"], first["standard_error"])))
-        facts.append((f"after {last['iteration']} iterations", pm(last["success_rate"], last["standard_error"])))
+        facts.append((after(last["iteration"]), pm(last["success_rate"], last["standard_error"])))
         facts.append(("gain", signed(last["success_rate"] - first["success_rate"])))
         facts.append(("mean over families", f"{last['macro_success_rate']:.3f}"))
         facts.append(("held-out games", last["games"]))
     seconds = sum(v for m in run.metrics for k, v in m.items() if k.startswith("time/") and v)
     facts.append(("time", duration(seconds)))
     tiles = "".join(f"<div><dt>{markup.text(name)}</dt><dd>{markup.text(value)}</dd></div>" for name, value in facts)
-    state = (
-        ""
-        if run.summary
-        else markup.warning(
-            f"This run has no summary.json: {run.iterations} of {c['iterations']} iterations are recorded."
-        )
-    )
+    far = f"This run has no summary.json: {run.iterations} of {c['iterations']} iterations are recorded."
+    state = "" if run.summary else markup.warning(far)
     under = f" Success is that at {headline}, ± one standard error over games." if headline else ""
     episodes = c["rollout.tasks"] * c["rollout.group"]
     lead = (
@@ -72,6 +67,10 @@ def header(run: Run) -> str:
         f'<div class="head"><h1>{markup.text(run.method)} <small>seed {run.seed}</small></h1>'
         f'<p class="lead">{markup.text(lead)}</p>{state}<dl class="tiles">{tiles}</dl></div>'
     )
+
+
+def after(iterations: int) -> str:
+    return f"after {iterations} iteration{'s' if iterations > 1 else ''}" if iterations else "before training"
 
 
 def _short_model(name: str) -> str:
@@ -86,17 +85,11 @@ def held_out_line(run: Run, condition: str, place: int) -> Line:
 
 def held_out(run: Run) -> str:
     lines = [held_out_line(run, name, place) for place, name in enumerate(run.conditions)]
-    rows = [
-        [
-            e["iteration"],
-            name,
-            pm(e["success_rate"], e["standard_error"]),
-            pm(e["macro_success_rate"], e["macro_standard_error"]),
-            e["games"],
-        ]
-        for name in run.conditions
-        for e in run.curve(name)
-    ]
+    rows = []
+    for name in run.conditions:
+        for e in run.curve(name):
+            macro = pm(e["macro_success_rate"], e["macro_standard_error"])
+            rows.append([e["iteration"], name, pm(e["success_rate"], e["standard_error"]), macro, e["games"]])
     chart = charts.line_chart(lines, "Held-out success by iteration", (0.0, 1.0))
     return markup.card(
         "Success",
@@ -115,7 +108,7 @@ def families(run: Run) -> str:
     points = run.curve(run.conditions[0])
     first, last = points[0], points[-1]
     both = [first, last] if first is not last else [last]
-    names = [f"after {e['iteration']} iterations" if e["iteration"] else "before training" for e in both]
+    names = [after(e["iteration"]) for e in both]
     rows = [
         Bar(family, [e["family"].get(family) for e in both], [e["family_standard_error"].get(family) for e in both])
         for family in last["family"]
@@ -138,10 +131,8 @@ def training(run: Run) -> str:
     errors = run.series("rollout/standard_error")[1]
     known = len(errors) == len(y)
     lines = [Line("success", x, y, errors if known else None, 0)]
-    for place, (name, metric) in enumerate(
-        (("admissible commands", "rollout/admissible_rate"), ("valid form", "rollout/valid_rate")), 1
-    ):
-        lines.append(Line(name, *run.series(metric), None, place))
+    others = {"admissible commands": "rollout/admissible_rate", "valid form": "rollout/valid_rate"}
+    lines += [Line(name, *run.series(metric), None, place) for place, (name, metric) in enumerate(others.items(), 1)]
     note = (
         "Episodes at the sampling temperature. Band: one standard error over tasks."
         if known
@@ -236,16 +227,9 @@ def norms(run: Run) -> str:
     (x, distill), (_, rl) = run.series("update/distill_grad_norm"), run.series("update/rl_grad_norm")
     if not x or len(rl) != len(distill):
         total = Line("gradient norm", *run.series("update/grad_norm"))
-        why = (
-            ""
-            if run.config["distill.kind"] == "none"
-            else " The two parts are not measured: log.grad_norms_every is 0."
-        )
-        return markup.card(
-            "Gradient norm",
-            charts.line_chart([total], "Gradient norm by iteration"),
-            f"Mean over the optimizer steps.{why}",
-        )
+        why = "" if run.config["distill.kind"] == "none" else " Its two parts are measured with log.grad_norms_every."
+        chart = charts.line_chart([total], "Gradient norm by iteration")
+        return markup.card("Gradient norm", chart, f"Mean over the optimizer steps.{why}")
     ratio = [d / r if r else math.nan for d, r in zip(distill, rl, strict=True)]
     fine = [(a, b) for a, b in zip(x, ratio, strict=True) if math.isfinite(b)]
     line = Line("distillation / RL", [a for a, _ in fine], [b for _, b in fine])
@@ -277,13 +261,8 @@ def anomalies(run: Run) -> str:
             total = sum(v for _, v in hits)
             rows.append([what, f"{total:g}", spans(i for i, _ in hits) or "\u2013"])
     penalty = [m["iteration"] for m in run.metrics if (m.get("adv/penalty_only_groups") or 0) > _WARN_PENALTY]
-    rows.append(
-        [
-            f"more than {_WARN_PENALTY:.0%} of the groups differ in the penalty alone",
-            len(penalty),
-            spans(penalty) or "\u2013",
-        ]
-    )
+    alone = f"more than {_WARN_PENALTY:.0%} of the groups differ in the penalty alone"
+    rows.append([alone, len(penalty), spans(penalty) or "\u2013"])
     missing = sorted({m for a in run.metrics for m, v in a.items() if v is None and "grad_norm" not in m})
     rows.append(["metrics that were not finite", len(missing), ", ".join(missing) or "\u2013"])
     quiet = not any(float(row[1]) for row in rows[:2]) and not penalty and not missing

@@ -21,6 +21,25 @@ from seed_jax.runtime.logging import (
 )
 from seed_jax.train.metrics import conditions
 
+# Fields that the pages tell.
+_NEEDED = (
+    "method",
+    "seed",
+    "iterations",
+    "env.name",
+    "env.data",
+    "env.max_steps",
+    "model.init",
+    "rollout.tasks",
+    "rollout.group",
+    "rollout.max_response_tokens",
+    "hindsight.control",
+    "distill.kind",
+    "distill.gate",
+    "distill.beta",
+    "distill.threshold",
+)
+
 
 class ReportError(ValueError):
     """A workdir cannot be shown, or runs cannot be compared; the message says which and why."""
@@ -135,6 +154,9 @@ def _load(workdir: Path, name: str) -> Run:
         evaluated = [_evaluation(path) for path in sorted(workdir.glob("evaluation_*.json"))]
     except (WorkdirError, ValueError) as error:
         raise ReportError(f"--workdir={workdir}: {error}") from error
+    missing = [field for field in _NEEDED if field not in config]
+    if missing:
+        raise ReportError(f"--workdir={workdir}: its config has no {missing[0]}; use the version that recorded the run")
     if not metrics and not evaluations:
         raise ReportError(f"--workdir={workdir}: nothing is recorded yet; wait for the first evaluation")
     return Run(name, workdir, config, metrics, evaluations, outcomes, read_summary(workdir), games, evaluated)

@@ -22,6 +22,7 @@ BUDGET = 5_000_000  # bytes of a page
 MAX_CHARS = 20_000  # of an observation; the rest is left out and the page says how much
 _UNIT = 100  # numbers a nat
 _SHOWN_GATES = ("sig_gap", "hard", "none", "const")  # those that follow from a token's gap alone
+_TAUGHT = "Colour is the change of each sampled token's log-prob when the skill stands in the prompt."
 _SAMPLE = 3 * CHUNK  # episodes by which the size of all is estimated
 _ROOM, _SURE = 0.95, 0.8  # share of the budget that an estimate may fill; below the second it needs no check
 _SHELL = 120_000  # bytes that the page takes without its episodes, with room to spare
@@ -58,7 +59,15 @@ def body(run: Run, records: Sequence[Mapping[str, Any]], limit: int, budget: int
         )
     data = "".join(f'<script type="text/plain" id="chunk{i}">{chunk}</script>' for i, chunk in enumerate(chunks))
     shell = string.Template((markup.ASSETS / "trajectories.html").read_text())
-    return shell.substitute(title=markup.text(run.method), seed=run.seed, notes="".join(notes), data=index + data)
+    taught = any("teacher" in turn for record in shown for turn in record["turns"])
+    return shell.substitute(
+        title="Which tokens the skill endorsed" if taught else "What the policy wrote",
+        colour=_TAUGHT if taught else "Colour is the probability of each sampled token: this run has no teacher.",
+        method=markup.text(run.method),
+        seed=run.seed,
+        notes="".join(notes),
+        data=index + data,
+    )
 
 
 def fitting(run: Run, records: Sequence[Mapping[str, Any]], budget: int) -> Sequence[Mapping[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ import jax
 from seed_jax.runtime import usage
 from seed_jax.runtime.logging import PhaseTimer, Progress, TurnProgress, duration
 
-_BAR = 28  # characters
+_BAR = 20  # characters
 
 
 class Reporters(NamedTuple):
@@ -51,12 +52,12 @@ class LiveView:
         from rich.live import Live
 
         self._iterations, self._max_steps, self._clock = iterations, max_steps, clock
-        self._lines = Progress(iterations, clock=clock)  # prints to sys.stdout, which the live view looks after
         self._start = self._last = self._phase_start = clock()
         self._done = 0
         self._seconds: list[float] = []  # of each iteration
         self._phase, self._turn, self._values = "start", "", {}
         self._live = Live(self, console=console, refresh_per_second=4, transient=True)
+        self._lines = Progress(iterations, stream=_Above(self._live.console), clock=clock)
 
     def __enter__(self) -> LiveView:
         self._live.start()
@@ -83,7 +84,7 @@ class LiveView:
 
     def __call__(self, step: int, live: int) -> None:
         if live:
-            self._turn = f"turn {step + 1}/{self._max_steps}, {live} episodes running"
+            self._turn = f"turn {step + 1}/{self._max_steps}, {live} running"
 
     def close(self) -> None:
         self._turn = ""
@@ -98,10 +99,13 @@ class LiveView:
         now = self._clock()
         number = min(self._done + 1, self._iterations)
         top = Table.grid(padding=(0, 2))
+        for _ in range(4):
+            top.add_column(no_wrap=True)
         bar = ProgressBar(total=self._iterations, completed=self._done, width=_BAR)
         phase = f"{self._phase} {duration(now - self._phase_start)}"
         top.add_row(Text(f"iteration {number}/{self._iterations}", style="bold"), bar, Text(phase), Text(self._turn))
-        figures = Text("  ".join(f"{name} {_short(value)}" for name, value in self._values.items()))
+        shown = "  ".join(f"{name} {_short(value)}" for name, value in self._values.items())
+        figures = Text(shown, no_wrap=True, overflow="ellipsis")
         times = Text(f"{duration(now - self._start)} so far{self._left(now)}", style="dim")
         return Group(top, *([figures] if self._values else []), times)
 
@@ -111,6 +115,19 @@ class LiveView:
         typical = self._seconds[1:] or self._seconds  # the first iteration compiles
         left = (self._iterations - self._done) * sum(typical) / len(typical) - (now - self._last)
         return f", about {duration(max(0.0, left))} left"
+
+
+class _Above(io.TextIOBase):
+    """A stream whose lines go above the live view, whole: a command that is told can be copied."""
+
+    def __init__(self, console: Any):
+        self._console, self._text = console, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._text = (self._text + text).split("\n")
+        for line in lines:
+            self._console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)
+        return len(text)
 
 
 class Countdown:

@@ -175,6 +175,7 @@ def closing_text(run, summary: dict) -> str:
         f"weights for transformers or vLLM: {run.workdir / 'export'}",
         f"metrics and episodes:             {run.workdir}",
         f"curves:                           tensorboard --logdir {run.workdir / 'tensorboard'}",
+        f"pages, tokens that skills endorse: python -m launch.report --workdir={run.workdir} --out=report",
         "next: the same with `:grpo` after the config file compares the methods; "
         "--config.iterations=N continues this run",
     ]

@@ -12,12 +12,19 @@ from seed_jax.report.runs import ReportError, load_runs
 from tests.report import fake_run
 
 
+def without(workdir, section: str, field: str) -> None:
+    config = json.loads((workdir / "config.json").read_text())
+    del config[section][field]
+    (workdir / "config.json").write_text(json.dumps(config))
+
+
 @pytest.mark.parametrize("make, problem", [
     (lambda d: None, "there is no such directory"),
     (lambda d: d.mkdir(), "it holds no run; name the workdir of launch.train or launch.sweep"),
     (lambda d: (d.mkdir(), (d / "config.json").write_text("{}")), "config.json is not the config of a run"),
     (lambda d: (fake_run.write(d, won=((True,) * 2,)) / "evaluations.jsonl").unlink(), "nothing is recorded yet"),
     (lambda d: (fake_run.write(d) / "metrics.jsonl").write_text("{\n{}\n"), "metrics.jsonl, line 1 is not JSON"),
+    (lambda d: without(fake_run.write(d), "distill", "gate"), "its config has no distill.gate; use the version"),
     (lambda d: (fake_run.write(d) / "evaluation_seen.json").write_text("[]"), "evaluation_seen.json is not a result"),
 ])  # fmt: skip
 def test_what_cannot_be_shown_is_named(tmp_path, make, problem):

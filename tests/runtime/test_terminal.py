@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import sys
 
 import pytest
 from rich.console import Console
@@ -24,14 +23,15 @@ def now():
     return [0.0]
 
 
-def test_view_shows_phase_turn_figures_and_time_left(now, capsys):
-    view = LiveView(10, 30, console=Console(file=io.StringIO()), clock=lambda: now[0])
+def test_view_shows_phase_turn_figures_and_time_left(now):
+    console = Console(file=io.StringIO(), width=80)
+    view = LiveView(10, 30, console=console, clock=lambda: now[0])
     assert drawn(view)[0].split() == ["iteration", "1/10", "start", "0:00"]  # the bar is empty
     assert drawn(view)[-1].strip() == "0:00 so far"
     view.phase("rollout")
     now[0] = 65.0
     view(4, 100)
-    assert "rollout 1:05" in drawn(view)[0] and "turn 5/30, 100 episodes running" in drawn(view)[0]
+    assert "rollout 1:05" in drawn(view)[0] and "turn 5/30, 100 running" in drawn(view)[0]
     view.phase("update")
     assert "turn" not in drawn(view)[0]
     now[0] = 100.0
@@ -43,11 +43,11 @@ def test_view_shows_phase_turn_figures_and_time_left(now, capsys):
     assert drawn(view)[-1].strip() == "1:54 so far, about 1:16 left"
     assert drawn(view)[-2].strip() == "success 0.500  episodes 1,280"
     assert "iteration 3/10" in drawn(view)[0]
-    lines = capsys.readouterr().out.splitlines()  # the log is the same as without a terminal
+    lines = console.file.getvalue().splitlines()  # the log is the same as without a terminal
     assert lines[0].startswith("[ 1/10] success 0.250  episodes 1280  100.0 s") and len(lines) == 2
 
 
-def test_view_of_a_resumed_run_and_after_the_last_iteration(now, capsys):
+def test_view_of_a_resumed_run_and_after_the_last_iteration(now):
     view = LiveView(5, 30, console=Console(file=io.StringIO()), clock=lambda: now[0])
     view.begin(3)
     assert "iteration 4/5" in drawn(view)[0]
@@ -60,10 +60,10 @@ def test_on_a_terminal_lines_scroll_above_the_view_which_goes_at_the_end(now):
     view = LiveView(2, 30, console=console, clock=lambda: now[0])
     with view:
         view.phase("rollout")
-        view.message("a message")
-        assert sys.stdout is not sys.__stdout__
+        view.message(f"[bold]run[/] {'x' * 200} --out=1\nsecond")
     text = console.file.getvalue()
-    assert "a message" in text and "iteration" in text
+    assert f"[bold]run[/] {'x' * 200} --out=1\n" in text and "second\n" in text  # neither broken nor interpreted
+    assert "iteration 1/2" in text
     assert text.endswith("\x1b[2K") or "\x1b[2K" in text.rsplit("iteration", 1)[1]  # the last view was erased
 
 
