@@ -11,7 +11,11 @@ NUMBERS = tuple(str(number) for number in range(1, 11))
 OPERATORS = ("+", "*")
 EQUALS = "="
 ACTIONS = (*NUMBERS, *OPERATORS, EQUALS)
-WORDS = {"and": "+", "with": "*", "is": EQUALS}  # how the compact prompt writes those that small models have no token for
+WORDS = {
+    "and": "+",
+    "with": "*",
+    "is": EQUALS,
+}  # how the compact prompt writes those that small models have no token for
 _BLOCK = re.compile(r"<action>(.*?)</action>", re.IGNORECASE | re.DOTALL | re.ASCII)
 _DECODER = json.JSONDecoder(strict=False)  # line breaks inside of texts are common
 

@@ -67,7 +67,7 @@ def split_of(cards: Deal) -> str:
 
 
 def draws(split: str, count: int) -> list[tuple[int, Deal]]:
-    """The first `count` (seed, deal) of a split, with repetitions, as often as the game deals them. Raises DealError."""
+    """The first `count` (seed, deal) of a split, repeated as often as the game deals them. Raises DealError."""
     start, stop = SEEDS[split]
     found = ((seed, cards) for seed in range(start, stop) if split_of(cards := deal(seed)) == split)
     drawn = list(itertools.islice(found, count))

@@ -47,7 +47,9 @@ class EzpointsDomain:
         if observation not in OBSERVATIONS:
             raise ValueError(f"env.observation = {observation!r}: EZPoints shows 'text' or an 'image'")
         if (style, observation) == ("compact", "image"):
-            raise ValueError("env.prompt = 'compact', env.observation = 'image': pictures have the style 'released' only")
+            raise ValueError(
+                "env.prompt = 'compact', env.observation = 'image': pictures have the style 'released' only"
+            )
         self.style, self.observation, self.compat = style, observation, compat
 
     def goal(self, first_observation: str) -> str:
@@ -65,9 +67,10 @@ class EzpointsDomain:
             now = cards.removeprefix("Cards: ")
             offered = _worded(admissible, word, " / ")
             return f"your task is to: {goal}\nhistory: {formula}\nnow: {now}\nactions: {offered}"
+        # All actions are listed: those that are admissible would tell what is on the cards of the picture.
         formula = written.replace(" ", "")
         template = _IMAGE if self.observation == "image" else _TEXT
-        return template.format(goal=goal, cards=cards, formula=formula, actions=", ".join(admissible))
+        return template.format(goal=goal, cards=cards, formula=formula, actions=", ".join(actions.ACTIONS))
 
     def parse(self, reply: str) -> actions.Action:
         return actions.parse_block(reply) if self.style == "compact" else actions.parse(reply, compat=self.compat)

@@ -29,7 +29,7 @@ _SHAPES: dict[str, tuple[list[tuple[float, float]], list[tuple[float, float, flo
 _STEM = [(0.5, 0.55), (0.68, 1.0), (0.32, 1.0)]  # of the black suits
 
 
-class PillowMissing(ImportError):
+class PillowMissing(ValueError):
     """Pictures were asked for, and the package that draws them is not there."""
 
 
@@ -49,7 +49,9 @@ def _pillow() -> tuple[Any, Any, Any]:
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
-        raise PillowMissing("pictures of cards need Pillow: pip install pillow, or set env.observation='text'") from error
+        raise PillowMissing(
+            "pictures of cards need Pillow: pip install pillow, or set env.observation='text'"
+        ) from error
     return Image, ImageDraw, ImageFont
 
 

@@ -14,10 +14,9 @@ GOAL = "push every box onto a target"
 OBSERVATIONS = ("text", "image")
 STYLES = ("released", "compact")
 _RULES = f"""\
-You walk in four directions: up, down, left and right.
-A box in your way is pushed one cell further if the cell behind it is free. You cannot pull a box, push two at once, or \
-enter a wall.
-A box in a corner without a target can never be moved out of it, so look ahead before you push.
+You walk up, down, left and right. A box in your way is pushed one cell further if the cell behind it is free. You \
+cannot pull a box, push two at once, or enter a wall.
+A box in a corner without a target can never leave it, so look ahead before you push.
 Each action costs 0.1, a box on a target earns 1, and the last box on its target earns 10 more.
 Your admissible actions of the current situation are: {", ".join(ACTIONS)}.
 
@@ -29,8 +28,8 @@ Then choose one admissible action and present it within <action> </action> tags.
 _TEXT = f"""
 You are an expert agent that solves Sokoban puzzles.
 Your task is to: {{goal}}.
-The room is a grid with one symbol a cell: # is a wall, _ floor, O a target, X a box, √ a box on a target, P you, and S \
-you on a target.
+The room is a grid with one symbol a cell: # is a wall, _ floor, O a target, X a box, √ a box on a target, P you, and \
+S you on a target.
 {{history}}The room now:
 {{observation}}
 {_RULES}"""
@@ -38,9 +37,9 @@ _IMAGE = f"""
 You are an expert agent that solves Sokoban puzzles.
 Your task is to: {{goal}}.
 The picture shows the room now: <image>
-You are the small green alien with two antennae and black eyes. A box is a yellow crate with an orange X. A target is a \
-black tile with a red outline and a small red diamond; a box on a target is a crate with a dark red X inside the outline.
-Bricks are walls.
+You are the small green alien with two antennae and black eyes. A box is a yellow crate with an orange X. A target is \
+a black tile with a red outline and a small red diamond; a box on a target is a crate with a dark red X inside the red \
+outline. Bricks are walls.
 {_RULES}"""
 _HISTORY = """\
 You have taken {taken} step(s) so far. The most recent observations and what you did:
@@ -59,7 +58,9 @@ class SokobanDomain:
         if observation not in OBSERVATIONS:
             raise ValueError(f"env.observation = {observation!r}: Sokoban shows 'text' or an 'image'")
         if (style, observation) == ("compact", "image"):
-            raise ValueError("env.prompt = 'compact', env.observation = 'image': pictures have the style 'released' only")
+            raise ValueError(
+                "env.prompt = 'compact', env.observation = 'image': pictures have the style 'released' only"
+            )
         self.style, self.observation = style, observation
         self.require_think, self.compat = require_think, compat
 

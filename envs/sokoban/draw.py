@@ -8,7 +8,6 @@ import numpy as np
 
 from envs.sokoban.room import BOX, BOX_ON_TARGET, FLOOR, PLAYER, PLAYER_ON_TARGET, TARGET, WALL, Room
 
-COMPAT_TILE_PX, NATIVE_TILE_PX = 16, 28  # as published; one block of vision tokens
 MIN_TILE_PX = 8
 _FINE = 8  # each pixel is the mean of 8 x 8 finer ones
 
@@ -19,16 +18,18 @@ _YELLOW, _EDGE, _ORANGE, _DARK = (246, 206, 62), (176, 128, 24), (236, 104, 16),
 
 
 def picture(room: Room, tile_px: int) -> np.ndarray:
-    """uint8 array (rows * tile_px, columns * tile_px, 3). Raises ValueError for tiles under 8 pixels."""
-    if tile_px < MIN_TILE_PX:
-        raise ValueError(f"env.tile_px = {tile_px}: a tile has {MIN_TILE_PX} pixels or more; published: 16, native: 28")
+    """uint8 array (rows * tile_px, columns * tile_px, 3)."""
     grid = tiles(tile_px)[np.array(room.kinds())]  # (rows, columns, px, px, 3)
     return grid.transpose(0, 2, 1, 3, 4).reshape(room.rows * tile_px, room.columns * tile_px, 3)
 
 
 @functools.lru_cache(maxsize=8)
 def tiles(px: int) -> np.ndarray:
-    """The tile of each kind of cell: uint8 (7, px, px, 3)."""
+    """The tile of each kind of cell: uint8 (7, px, px, 3). Raises ValueError for tiles under 8 pixels."""
+    if px < MIN_TILE_PX:
+        raise ValueError(
+            f"env.tile_px = {px}: a tile has {MIN_TILE_PX} pixels or more (published: 16; 28 fits patches)"
+        )
     drawn = np.empty((7, px, px, 3), np.uint8)
     for kind in range(7):
         canvas = _Canvas(px * _FINE)
