@@ -15,6 +15,7 @@ SIZE_PX = 300
 CARD_PX = (135, 189)  # width, height
 CARDS_AT = ((5, 55), (153, 55))  # upper left corners
 FORMULA_AT, FORMULA_PX = (10, 258), 20
+_RANK_PX = 36
 TABLE = (53, 101, 77)
 _RED, _BLACK, _PAPER, _LINE = (200, 24, 36), (20, 20, 24), (252, 252, 248), (120, 120, 120)
 _FINE = 4  # shapes are drawn so many times larger, and shrunk
@@ -77,8 +78,9 @@ def _face(card: Card, font: str) -> Any:
     pen.rounded_rectangle((0, 0, width * fine - 1, height * fine - 1), 10 * fine, _PAPER, _LINE, fine)
     colour = _RED if card.suit in ("diamonds", "hearts") else _BLACK
     for _ in range(2):
-        pen.text((22 * fine, 9 * fine), card.rank, fill=colour, font=_font(font, 30 * fine), anchor="mt")
-        _suit(pen, card.suit, (12 * fine, 38 * fine), 20 * fine, colour)
+        written = {"font": _font(font, _RANK_PX * fine), "anchor": "mt", "stroke_width": fine}  # a stroke makes it bold
+        pen.text((27 * fine, 9 * fine), card.rank, fill=colour, **written)
+        _suit(pen, card.suit, (16 * fine, 43 * fine), 22 * fine, colour)
         large = large.rotate(180)
         pen = draw.Draw(large)
     middle = 56

@@ -7,6 +7,7 @@ targets), with one generator for each attempt instead of the global ones.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -88,10 +89,11 @@ def split_of(room: Room) -> str:
     return {0: "seen", 1: "unseen"}.get(number, "train")
 
 
-def levels(split: str, rules: Rules) -> Iterator[Level]:
-    """The rooms of a split in the order of their seeds, no two alike, with solutions of the wanted length."""
+def levels(split: str, rules: Rules, seeds: int) -> Iterator[Level]:
+    """The rooms of the first seeds of a split, in their order, no two alike, with solutions of the wanted length."""
+    start, stop = SEEDS[split]
     known = set()
-    for seed in range(*SEEDS[split]):
+    for seed in range(start, min(stop, start + seeds)):
         room, attempts = generate(seed, rules)
         if split_of(room) != split or (form := room.canonical()) in known:
             continue
@@ -107,12 +109,8 @@ def levels(split: str, rules: Rules) -> Iterator[Level]:
 def first_levels(split: str, count: int, rules: Rules) -> list[Level]:
     """The first `count` rooms of a split. Raises GenerationError if the seeds do not give so many."""
     check(rules)
-    found = []
-    limit = SEEDS[split][0] + 2000 + 100 * count  # rooms that are rare enough would take forever
-    for level in levels(split, rules):
-        found.append(level)
-        if len(found) == count or level.seed > limit:
-            break
+    seeds = 2000 + 100 * count  # more of them for rooms that are so rare would take forever
+    found = list(itertools.islice(levels(split, rules, seeds), count))
     if len(found) < count:
         raise GenerationError(
             f"the seeds of the {split} split give {len(found)} different rooms of {rules.rows} x {rules.columns} with "
