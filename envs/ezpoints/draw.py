@@ -15,7 +15,7 @@ SIZE_PX = 300
 CARD_PX = (135, 189)  # width, height
 CARDS_AT = ((5, 55), (153, 55))  # upper left corners
 FORMULA_AT, FORMULA_PX = (10, 258), 20
-_RANK_PX = 36
+_RANK_PX = 40
 TABLE = (53, 101, 77)
 _RED, _BLACK, _PAPER, _LINE = (200, 24, 36), (20, 20, 24), (252, 252, 248), (120, 120, 120)
 _FINE = 4  # shapes are drawn so many times larger, and shrunk
@@ -79,8 +79,8 @@ def _face(card: Card, font: str) -> Any:
     colour = _RED if card.suit in ("diamonds", "hearts") else _BLACK
     for _ in range(2):
         written = {"font": _font(font, _RANK_PX * fine), "anchor": "mt", "stroke_width": fine}  # a stroke makes it bold
-        pen.text((27 * fine, 9 * fine), card.rank, fill=colour, **written)
-        _suit(pen, card.suit, (16 * fine, 43 * fine), 22 * fine, colour)
+        pen.text((29 * fine, 9 * fine), card.rank, fill=colour, **written)
+        _suit(pen, card.suit, (18 * fine, 47 * fine), 22 * fine, colour)
         large = large.rotate(180)
         pen = draw.Draw(large)
     middle = 56

@@ -85,5 +85,5 @@ def test_the_same_picture_every_time():
 
 
 def test_tiles_that_are_too_small():
-    with pytest.raises(ValueError, match="env.tile_px = 7: a tile has 8 pixels or more"):
+    with pytest.raises(ValueError, match=r"env\.tile_px = 7: a tile has 8 pixels or more"):
         tiles(7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import time
 
@@ -47,7 +48,7 @@ def test_other_sizes(rules):
 def test_a_seed_alone_decides():
     """Neither global generators nor earlier rooms count. The hash is of the frozen panel."""
     before = generate(7, Rules(boxes=2))
-    random.seed(1), np.random.seed(1)  # noqa: NPY002
+    random.seed(1), np.random.seed(1)
     state = random.getstate(), np.random.get_state()[1].tolist()
     generate(3, Rules())
     assert generate(7, Rules(boxes=2)) == before
@@ -57,7 +58,7 @@ def test_a_seed_alone_decides():
 
 
 def test_no_room_of_a_panel_occurs_in_training():
-    """Not even turned or mirrored; raw seeds of training do make rooms of the panels, which is why rooms have splits."""
+    """Not even turned or mirrored. Raw training seeds do make rooms of the panels, which is why rooms have splits."""
     panels = {split: first_levels(split, 64, Rules()) for split in ("seen", "unseen")}
     forms = {split: {level.room.canonical() for level in panel} for split, panel in panels.items()}
     train = {level.room.canonical() for level in first_levels("train", 1500, Rules())}
@@ -79,7 +80,7 @@ def _mirrored(room, cells):
 
 def test_seed_ranges_do_not_overlap():
     ranges = sorted(rooms.SEEDS.values())
-    assert all(a[1] <= b[0] for a, b in zip(ranges, ranges[1:], strict=False)) and len(ranges) == 3
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges)) and len(ranges) == 3
     for split, (start, stop) in rooms.SEEDS.items():
         assert all(start <= level.seed < stop for level in first_levels(split, 3, Rules()))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from envs.sokoban.domain import SokobanDomain
 from envs.sokoban.files import read_rooms
 from envs.sokoban.generate import Rules, generate
 from envs.sokoban.room import ACTIONS, SYMBOLS, LevelError, read_level
@@ -153,8 +154,6 @@ def test_levels_of_a_folder(tmp_path: Path):
 
 
 def test_symbols_are_those_that_the_prompt_explains():
-    from envs.sokoban.domain import SokobanDomain
-
     prompt = SokobanDomain("released").prompt("x", [], "", (), 2)
     named = ["# is a wall", "_ floor", "O a target", "√ a box on a target", "X a box", "P you", "S you on a target"]
-    assert all(name in " ".join(prompt.split()) for name in named) and SYMBOLS == "".join(name[0] for name in named)
+    assert all(name in " ".join(prompt.split()) for name in named) and "".join(name[0] for name in named) == SYMBOLS
