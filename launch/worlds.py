@@ -45,7 +45,6 @@ NAMES = ("webshop", "search", "sokoban", "ezpoints")
 GENERATED, OFFICIAL = "generated", "official"
 _SPLITS = {"train": "train", "seen": "dev", "unseen": "test"}
 SOKOBAN_PANEL = 128  # rooms of a panel where the config asks for all: there is no end of them
-_FAR = {4: "near", 7: "middle", 1000: "far"}  # a room whose solution has fewer moves than this is ...
 _PATCH, _MERGE = 14, 2  # pixels of a patch, patches of a token's side, that pictures are made for
 
 
@@ -223,7 +222,7 @@ def _sokoban_tasks(config, split: str, limit: int) -> list[Task]:
     for name, room, moves in found:
         family = f"boxes_{len(room.boxes)}"
         if split != "train" and moves is not None:
-            family += f"_{next(word for below, word in _FAR.items() if moves < below)}"
+            family += "_near" if moves < 4 else "_middle" if moves < 7 else "_far"
         tasks.append(Task(f"{split}/{name}", family, SOKOBAN_GOAL, {"level": room.level()}))
     return tasks
 

@@ -64,9 +64,9 @@ class EzpointsDomain:
         if self.style == "compact":
             word = {symbol: word for word, symbol in actions.WORDS.items()}
             formula = "none" if written == "empty" else _worded(written.split(), word)
-            now = cards.removeprefix("Cards: ")
+            ranks = " , ".join(card.split(" ")[0] for card in cards.removeprefix("Cards: ").split(", "))
             offered = _worded(admissible, word, " / ")
-            return f"your task is to: {goal}\nhistory: {formula}\nnow: {now}\nactions: {offered}"
+            return f"your task is to: {goal}\nhistory: {formula}\nnow: {ranks}\nactions: {offered}"
         # All actions are listed: those that are admissible would tell what is on the cards of the picture.
         formula = written.replace(" ", "")
         template = _IMAGE if self.observation == "image" else _TEXT

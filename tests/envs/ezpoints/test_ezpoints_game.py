@@ -156,7 +156,7 @@ def test_compact_prompt():
     assert lines == [
         f"your task is to: {GOAL}",
         "history: 2 and",
-        "now: 2 of hearts, J of spades",
+        "now: 2 , J",
         "actions: 10 / and / with / is",
     ]
     assert "history: none" in domain.prompt(GOAL, [], played()[1].text, (), 0)
