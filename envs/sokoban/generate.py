@@ -18,7 +18,8 @@ from envs.sokoban.solve import SearchLimit, solve
 
 MAX_ATTEMPTS = 100  # for one seed
 MAX_STATES = 300_000  # of the search backwards
-# Seeds of the splits. Small rooms repeat across seeds, so a room also belongs to one split alone, see `split_of`.
+# Seeds of the splits. Small rooms repeat across seeds (8,922 of the training seeds make one of the first 128 rooms of
+# the other two), so a room also belongs to one split alone, see `split_of`.
 SEEDS = {"train": (0, 2**16 - 1), "seen": (2**16, 2**31), "unseen": (2**31, 2**32 - 1)}
 _SHARES = 8  # one of so many rooms is for "seen", one for "unseen", the rest for training
 _STAMPS = (  # cells around the walker, as (row, column) steps
@@ -90,12 +91,17 @@ def split_of(room: Room) -> str:
 
 
 def levels(split: str, rules: Rules, seeds: int) -> Iterator[Level]:
-    """The rooms of the first seeds of a split, in their order, no two alike, with solutions of the wanted length."""
+    """The rooms of the first seeds of a split, in their order, with solutions of the wanted length.
+
+    Training repeats rooms as often as the generator makes them (49,457 seeds make 6,353 different ones of 6 x 6, one
+    box); a panel has no two alike.
+    """
     start, stop = SEEDS[split]
     known = set()
     for seed in range(start, min(stop, start + seeds)):
         room, attempts = generate(seed, rules)
-        if split_of(room) != split or (form := room.canonical()) in known:
+        form = room.canonical()
+        if split_of(room) != split or (form in known and split != "train"):
             continue
         known.add(form)
         try:
@@ -113,7 +119,7 @@ def first_levels(split: str, count: int, rules: Rules) -> list[Level]:
     found = list(itertools.islice(levels(split, rules, seeds), count))
     if len(found) < count:
         raise GenerationError(
-            f"the seeds of the {split} split give {len(found)} different rooms of {rules.rows} x {rules.columns} with "
+            f"the seeds of the {split} split give {len(found)} rooms of {rules.rows} x {rules.columns} with "
             f"{rules.boxes} boxes and solutions of {rules.min_moves} to {rules.max_moves} moves, but {count} are "
             "wanted; lower that number, widen the range of moves, or use a larger room"
         )

@@ -222,7 +222,7 @@ def test_levels_of_a_folder(tmp_path):
         ("sokoban", {"rows": 4}, "a room of 4 x 6 is too small"),
         ("sokoban", {"boxes": 6}, "6 boxes in a room of 6 x 6: there can be 1 to 5"),
         ("sokoban", {"min_moves": 16}, "solutions of 16 to 15 moves"),
-        ("sokoban", {"rows": 5, "columns": 5, "train_tasks": 20, "min_moves": 14}, "different rooms of 5 x 5"),
+        ("sokoban", {"rows": 5, "columns": 5, "train_tasks": 20, "min_moves": 14}, "give 0 rooms of 5 x 5"),
         ("sokoban", {"data": "/nowhere"}, r"/nowhere/train\.txt cannot be read"),
         ("sokoban", {"data": "official"}, "sokoban has no such data"),
         ("sokoban", {"prompt": "react"}, "env.prompt = 'react'"),

@@ -61,9 +61,9 @@ def test_no_room_of_a_panel_occurs_in_training():
     """Not even turned or mirrored. Raw training seeds do make rooms of the panels, which is why rooms have splits."""
     panels = {split: first_levels(split, 64, Rules()) for split in ("seen", "unseen")}
     forms = {split: {level.room.canonical() for level in panel} for split, panel in panels.items()}
-    train = {level.room.canonical() for level in first_levels("train", 1500, Rules())}
-    assert len(forms["seen"]) == len(forms["unseen"]) == 64 and len(train) == 1500
-    assert forms["seen"].isdisjoint(forms["unseen"]) and train.isdisjoint(forms["seen"] | forms["unseen"])
+    train = [level.room.canonical() for level in first_levels("train", 1500, Rules())]
+    assert len(forms["seen"]) == len(forms["unseen"]) == 64 and len(set(train)) < len(train) == 1500
+    assert forms["seen"].isdisjoint(forms["unseen"]) and (forms["seen"] | forms["unseen"]).isdisjoint(train)
     raw = [generate(seed, Rules())[0] for seed in range(1500)]
     assert any(room.canonical() in forms["seen"] | forms["unseen"] for room in raw)
     for room in raw[:50]:
@@ -98,7 +98,7 @@ def test_filter_by_length_of_the_solution():
         (Rules(boxes=6), "6 boxes in a room of 6 x 6: there can be 1 to 5"),
         (Rules(boxes=0), "0 boxes in a room of 6 x 6"),
         (Rules(min_moves=9, max_moves=8), "solutions of 9 to 8 moves: no room has any"),
-        (Rules(5, 5, min_moves=14), "the train split give 0 different rooms of 5 x 5 with 1 boxes .* 14 to 15 moves"),
+        (Rules(5, 5, min_moves=14), "the train split give 0 rooms of 5 x 5 with 1 boxes .* 14 to 15 moves"),
     ],
 )
 def test_impossible_rooms(rules, message):
