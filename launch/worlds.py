@@ -207,7 +207,7 @@ def _rooms(split: str, count: int, rules: rooms.Rules) -> list[rooms.Level]:
 
 
 def _sokoban_tasks(config, split: str, limit: int) -> list[Task]:
-    """Panels report success by the length of the solution; training draws rooms of all lengths alike."""
+    """Panels report success by the length of the solution; training keeps the mix of the generator."""
     env = config.env
     if env.data == GENERATED:
         rules = rooms.Rules(

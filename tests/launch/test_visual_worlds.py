@@ -12,6 +12,7 @@ from configs import ezpoints, sokoban
 from launch import common, worlds
 from launch.environment import DataError, open_environment, panel_tasks, record_games
 from seed_jax import config as config_lib
+from seed_jax import tokenizer as tok
 from seed_jax.hindsight.sources import load_library
 from seed_jax.runtime.logging import prepare_workdir, read_jsonl
 from seed_jax.train.loop import train
@@ -95,6 +96,25 @@ def test_published_settings():
         assert (config.optim.lr, config.distill.coef, config.distill.beta, config.sft.lr) == (1e-6, 0.01, 5.0, 2e-6)
         assert (config.adv.penalty, config.loss.kl_coef, config.loss.entropy_coef) == (0.1, 0.01, 0.001)
         assert (config.adv.normalize, config.eval.every) == ("std", 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("sokoban", {"1": "up", "2": "down", "3": "left", "4": "right", "0": "still"}),
+        ("ezpoints", {str(n): str(n) for n in range(1, 11)} | {"and": "+", "with": "*", "is": "="}),
+    ],
+)
+def test_the_shipped_model_has_tokens_for_every_action(name, written):
+    """Of the compact prompt: so that it can learn to act there."""
+    config = shorter(name, prompt="compact")
+    tokenizer = tok.load_tokenizer(config.model.init)
+    with open_environment(config) as setup:
+        for word, command in written.items():
+            ids = tokenizer(f"<think> look </think> <action> {word} </action>", add_special_tokens=False)["input_ids"]
+            assert tokenizer.unk_token_id not in ids and len(ids) == 6
+            action = setup.world.domain.parse(tok.decode(tokenizer, ids))
+            assert (action.command, action.valid) == (command, True)
 
 
 @pytest.fixture(scope="module")
