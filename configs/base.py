@@ -57,9 +57,9 @@ def _mesh() -> ConfigDict:
 
 def _env() -> ConfigDict:
     env = ConfigDict()
-    env.name = "alfworld"  # the environment: "alfworld" | "webshop" | "search"
+    env.name = "alfworld"  # "alfworld" | "webshop" | "search" | "sokoban" | "ezpoints"
     # "generated" = made from seeds, no download | "official" = the games in $ALFWORLD_DATA (alfworld) | a directory of
-    # games (alfworld), of WebShop's files (webshop), of questions and their corpus (search)
+    # games (alfworld), of WebShop's files (webshop), of questions and their corpus (search), of levels (sokoban)
     env.data = "generated"  # where games come from
     env.data_fraction = 1.0  # share of every family's training tasks to use; with one seed a smaller lies in a larger
     env.size = "mini"  # size of a generated game; ignored for official games
@@ -73,10 +73,14 @@ def _env() -> ConfigDict:
     env.train_tasks = 3553  # tasks to train on (3553 = the official train split)
     env.workers = 0  # worker processes that run the games; 0 = none for our engine, one a core for TextWorld's
     env.step_timeout_s = 60.0  # seconds a worker may take for one reset or command before it is restarted
+    # webshop, sokoban, ezpoints
+    # webshop: form of a page, "text" = one line with [SEP] | "text_rich" = lines with marked buttons; sokoban and
+    # ezpoints: "text" | "image" = a picture, for models with a vision tower
+    env.observation = "text"  # what the policy sees
+    # webshop: the selected options are not marked; sokoban, ezpoints: replies are read leniently
+    env.compat = False  # as the published environment does it
     # webshop
     env.goals = "synthetic"  # "synthetic" = from attributes and options of products | "human" = written by people
-    env.observation = "text"  # form of a page: "text" = one line with [SEP] | "text_rich" = lines with marked buttons
-    env.compat = False  # text: the selected options are not marked, as in the published environment
     # search
     env.retriever = "bm25"  # "bm25" and "dense" = in this process, over the data's corpus | "http" = a server
     env.retriever_url = ""  # http: its addresses, separated by commas | dense: directory of the encoder
@@ -84,6 +88,16 @@ def _env() -> ConfigDict:
     env.passage_chars = 1200  # characters that a passage may have in a prompt; all of a search: env.block_chars
     env.block_chars = 4000  # see passage_chars
     env.information = "plain"  # form of what a search returns: "plain" | "json" (escaped, as published)
+    # sokoban, generated rooms
+    env.rows = 6  # of a room, walls included
+    env.columns = 6  # see rows
+    env.boxes = 1  # in a room
+    env.search_depth = 30  # moves that the generator plays backwards at most
+    env.min_moves = 1  # in the shortest solution of a room, at least
+    env.max_moves = 0  # at most; 0 = env.max_steps
+    env.tile_px = 16  # pixels of a cell in a picture: 16 = as published | 28 = one block of vision tokens
+    # ezpoints
+    env.font = ""  # file of the font in pictures; "" = the one that Pillow brings
     return env
 
 

@@ -18,6 +18,7 @@ class Obs(NamedTuple):
     done: bool  # the game takes no further command (a step limit belongs to the rollout driver, not to the game)
     reward: float = 0.0  # reward of this step
     measures: tuple[tuple[str, float], ...] = ()  # what else is reported of an episode that ends here, by name
+    image: Any = None  # what the player sees, a uint8 array (height, width, 3), where the game was asked to draw
 
 
 class Task(NamedTuple):

@@ -102,7 +102,7 @@ def alfworld_tasks(config) -> tuple[list, list]:
 
 
 def other_tasks(config) -> tuple[list, list]:
-    """(training tasks, evaluation panel) of WebShop and Search-QA; env.train_tasks is an upper bound there."""
+    """(training tasks, evaluation panel) of the other environments, where env.train_tasks is an upper bound."""
     return _fraction(config, worlds.split_tasks(config, "train", config.env.train_tasks)), panel_tasks(config)
 
 
@@ -123,7 +123,7 @@ def panel_tasks(config, split: str | None = None, games: int | None = None) -> l
     split = config.eval.split if split is None else split
     games = config.eval.games if games is None else games
     if config.env.name in worlds.NAMES:
-        panel = worlds.split_tasks(config, split, 0)
+        panel = worlds.split_tasks(config, split, games)
         _check_count("eval.games", games, len(panel), config.env.data)
         return panel[: games or None]
     if config.env.data == GENERATED:

@@ -110,6 +110,8 @@ def _check(config) -> None:
         raise InputError("name what to evaluate: either --checkpoint=DIR, or --server=URL with --served_model=NAME")
     if _SERVER.value and not _SERVED_MODEL.value:
         raise InputError("--server needs --served_model=NAME, the model's name at that service")
+    if _SERVER.value and config.env.observation == "image":
+        raise InputError("env.observation = 'image': a served model is sent text alone; set it to 'text'")
     with config.unlocked():
         config.model.init = _CHECKPOINT.value or _SERVED_MODEL.value
         if _SPLIT.value:

@@ -1,4 +1,5 @@
-"""Wires WebShop and Search-QA to the trainer (ALFWorld: launch/environment.py). What a config names is loaded once.
+"""Wires WebShop, Search-QA, Sokoban and EZPoints to the trainer (ALFWorld: launch/environment.py). What a config names
+is loaded once.
 
 The splits of evaluation are called as everywhere: "seen" is the dev split, "unseen" the test split.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envs.base import Task
+from envs.ezpoints import deal
+from envs.ezpoints import draw as cards
+from envs.ezpoints import game as ezpoints
+from envs.ezpoints.domain import GOAL as EZPOINTS_GOAL
+from envs.ezpoints.domain import EzpointsDomain
 from envs.pool import LocalPool
 from envs.search import data as questions
 from envs.search import generate as encyclopedia
@@ -21,15 +28,24 @@ from envs.search.domain import SearchDomain
 from envs.search.game import Protocol, SearchPool
 from envs.search.http import HttpRetriever
 from envs.search.retrieval import Bm25Retriever, Cached, DenseRetriever, load_corpus
+from envs.sokoban import draw as tiles
+from envs.sokoban import game as sokoban
+from envs.sokoban import generate as rooms
+from envs.sokoban.domain import GOAL as SOKOBAN_GOAL
+from envs.sokoban.domain import SokobanDomain
+from envs.sokoban.files import read_rooms
 from envs.webshop import catalogue, goals, session
 from envs.webshop import generate as products
 from envs.webshop.domain import WebshopDomain
 from seed_jax import encoder
+from seed_jax.models import hf
 from seed_jax.rollout import World
 
-NAMES = ("webshop", "search")
+NAMES = ("webshop", "search", "sokoban", "ezpoints")
 GENERATED, OFFICIAL = "generated", "official"
 _SPLITS = {"train": "train", "seen": "dev", "unseen": "test"}
+SOKOBAN_PANEL = 128  # rooms of a panel where the config asks for all: there is no end of them
+_PATCH, _MERGE = 14, 2  # pixels of a patch, patches of a token's side, that pictures are made for
 
 
 class _Goods(NamedTuple):
@@ -41,14 +57,24 @@ def split_tasks(config, split: str, limit: int) -> list[Task]:
     """The first `limit` tasks (0 = all) of "train", "seen" or "unseen". Raises ValueError."""
     if config.env.data == OFFICIAL:
         raise ValueError(f"env.data = 'official': {config.env.name} has no such data; name a directory or 'generated'")
-    load = {"webshop": _webshop_tasks, "search": _search_tasks}[config.env.name]
-    tasks = load(config, _SPLITS[split])
-    return tasks[: limit or None]
+    load = {
+        "webshop": _webshop_tasks,
+        "search": _search_tasks,
+        "sokoban": _sokoban_tasks,
+        "ezpoints": _ezpoints_tasks,
+    }[config.env.name]
+    return load(config, split, limit)[: limit or None]
 
 
 @contextlib.contextmanager
 def open_world(config) -> Iterator[World]:
-    with {"webshop": _open_webshop, "search": _open_search}[config.env.name](config) as world:
+    open_one = {
+        "webshop": _open_webshop,
+        "search": _open_search,
+        "sokoban": _open_sokoban,
+        "ezpoints": _open_ezpoints,
+    }[config.env.name]
+    with open_one(config) as world:
         yield world
 
 
@@ -78,7 +104,8 @@ def _index_file(data: str) -> str | None:
     return str(folder / "index.npz") if os.access(folder, os.W_OK) else None
 
 
-def _webshop_tasks(config, split: str) -> list[Task]:
+def _webshop_tasks(config, split: str, limit: int) -> list[Task]:
+    split = _SPLITS[split]
     chosen = goals.split(_goods(config.env.data, config.env.goals == "human").goals, split)
     return [
         Task(f"{split}/{goal.id}", goal.category, goal.instruction_text, session.goal_source(goal)) for goal in chosen
@@ -88,6 +115,8 @@ def _webshop_tasks(config, split: str) -> list[Task]:
 @contextlib.contextmanager
 def _open_webshop(config) -> Iterator[World]:
     env = config.env
+    if env.observation not in session.FORMS:
+        raise ValueError(f"env.observation = {env.observation!r}: WebShop has the forms {', '.join(session.FORMS)}")
     shop = _goods(env.data, env.goals == "human").shop
     pool = LocalPool(functools.partial(session.make, shop=shop, form=env.observation, compat=env.compat))
     try:
@@ -104,7 +133,8 @@ def _encyclopedia() -> encyclopedia.Encyclopedia:
     return encyclopedia.make()
 
 
-def _search_tasks(config, split: str) -> list[Task]:
+def _search_tasks(config, split: str, limit: int) -> list[Task]:
+    split = _SPLITS[split]
     if config.env.data == GENERATED:
         return questions.tasks_of(_encyclopedia().questions[split], split)
     found, bad = questions.load_questions(config.env.data, split)
@@ -142,3 +172,105 @@ def _embedded(data: str, method: str, model: str) -> Any:
     if not model:
         raise ValueError("env.retriever = 'dense' needs the directory of an encoder in env.retriever_url")
     return DenseRetriever(passages, encoder.load(model), name)
+
+
+# -- Sokoban and EZPoints: "seen" and "unseen" are two panels of rooms, or deals, that do not occur in training
+
+
+def _sees(config) -> bool:
+    """Whether observations are pictures. Raises ValueError if the model cannot see them."""
+    if config.env.observation != "image":
+        return False
+    path = hf.resolve(config.model.init) / "config.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.init = {config.model.init!r}: {path} cannot be read ({error})") from error
+    vision = record.get("vision_config") if isinstance(record, dict) else None
+    if not vision:
+        raise ValueError(
+            f"env.observation = 'image', but {config.model.init} is a model without vision (its config.json has no "
+            "vision_config); name another in model.init, or set env.observation = 'text'"
+        )
+    patch, merge = vision.get("patch_size", _PATCH), vision.get("spatial_merge_size", _MERGE)
+    if (patch, merge) != (_PATCH, _MERGE):
+        raise ValueError(
+            f"{path}: patches of {patch} pixels, merged {merge} x {merge}; pictures are made for models with patches "
+            f"of {_PATCH}, merged {_MERGE} x {_MERGE}"
+        )
+    return True
+
+
+@functools.lru_cache(maxsize=4)
+def _rooms(split: str, count: int, rules: rooms.Rules) -> list[rooms.Level]:
+    return rooms.first_levels(split, count, rules)
+
+
+def _sokoban_tasks(config, split: str, limit: int) -> list[Task]:
+    """Panels report success by the length of the solution; training keeps the mix of the generator."""
+    env = config.env
+    if env.data == GENERATED:
+        rules = rooms.Rules(
+            env.rows, env.columns, env.boxes, env.search_depth, env.min_moves, env.max_moves or env.max_steps
+        )
+        found = [
+            (f"{level.seed:010d}", level.room, level.moves) for level in _rooms(split, limit or SOKOBAN_PANEL, rules)
+        ]
+    else:
+        found = read_rooms(Path(env.data).expanduser(), split)
+    tasks = []
+    for name, room, moves in found:
+        family = f"boxes_{len(room.boxes)}"
+        if split != "train" and moves is not None:
+            family += "_near" if moves < 4 else "_middle" if moves < 7 else "_far"
+        tasks.append(Task(f"{split}/{name}", family, SOKOBAN_GOAL, {"level": room.level()}))
+    return tasks
+
+
+@contextlib.contextmanager
+def _open_sokoban(config) -> Iterator[World]:
+    env = config.env
+    domain = SokobanDomain(env.prompt, env.observation, config.rollout.require_think, env.compat)
+    tile_px = env.tile_px if _sees(config) else 0
+    if tile_px:
+        tiles.tiles(tile_px)  # raises if they are too small
+    form = "digits" if env.prompt == "compact" else "table"
+    pool = LocalPool(functools.partial(sokoban.make, max_steps=env.max_steps, form=form, tile_px=tile_px))
+    try:
+        yield World(domain, pool, env.max_steps, env.history)
+    finally:
+        pool.close()
+
+
+def _ezpoints_tasks(config, split: str, limit: int) -> list[Task]:
+    """Training deals come as often as the game deals them; a panel has every deal once, and reports by operator."""
+    if config.env.data != GENERATED:
+        raise ValueError(f"env.data = {config.env.data!r}: EZPoints deals its cards itself; set it to 'generated'")
+    if split == "train":
+        found = [(f"{seed:05d}", dealt) for seed, dealt in deal.draws(split, limit or 2**14)]
+    else:
+        found = [(f"{number:03d}", dealt) for number, dealt in enumerate(deal.panel(split))]
+    kinds = {"+": "add", "*": "multiply"}
+    return [
+        Task(
+            f"{split}/{number}",
+            "ezpoints" if split == "train" else f"ezpoints_{kinds[deal.operator(dealt)]}",
+            EZPOINTS_GOAL,
+            {"cards": [list(card) for card in dealt]},
+        )
+        for number, dealt in found
+    ]
+
+
+@contextlib.contextmanager
+def _open_ezpoints(config) -> Iterator[World]:
+    env = config.env
+    domain = EzpointsDomain(env.prompt, env.observation, env.compat)
+    sees = _sees(config)
+    if sees:
+        cards.picture(deal.deal(0), (), env.font)  # raises if Pillow is missing
+    pool = LocalPool(functools.partial(ezpoints.make, pictures=sees, font=env.font))
+    try:
+        yield World(domain, pool, env.max_steps, env.history)
+    finally:
+        pool.close()

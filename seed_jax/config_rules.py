@@ -11,7 +11,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "env.engine": ("auto", "native", "textworld", "pip"),
     "env.prompt": ("released", "compact", "react"),
     "env.goals": ("synthetic", "human"),
-    "env.observation": ("text", "text_rich"),
+    "env.observation": ("text", "text_rich", "image"),
     "env.retriever": ("bm25", "dense", "http"),
     "env.information": ("plain", "json"),
     "hindsight.source": (
@@ -93,6 +93,13 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "env.topk": 1,
     "env.passage_chars": 1,
     "env.block_chars": 1,
+    "env.rows": 1,
+    "env.columns": 1,
+    "env.boxes": 1,
+    "env.search_depth": 1,
+    "env.min_moves": 1,
+    "env.max_moves": 0,
+    "env.tile_px": 1,
     "rollout.tasks": 1,
     "rollout.group": 1,
     "rollout.max_response_tokens": 1,
@@ -212,6 +219,7 @@ SWITCHES = (
 )
 TEXTS = (  # may be empty
     "env.retriever_url",
+    "env.font",
     "hindsight.library",
     "hindsight.api_url",
     "hindsight.api_model",

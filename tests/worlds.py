@@ -1,15 +1,16 @@
-"""Configs of WebShop and Search-QA, as published and at the size of the shipped model."""
+"""Configs of the environments beside ALFWorld, as published and at the size of the shipped model."""
 
 from __future__ import annotations
 
-from configs import search, webshop
+from configs import ezpoints, search, sokoban, webshop
 from configs.quickstart import ASSETS
 
 CONFIGS = {"webshop": webshop, "search": search}
+VISUAL = {"sokoban": sokoban, "ezpoints": ezpoints}
 
 
 def config_of(name: str, **env):
-    config = CONFIGS[name].get_config()
+    config = (CONFIGS | VISUAL)[name].get_config()
     config.model.init = str(ASSETS / "stage1")
     config.env.update(env)
     return config

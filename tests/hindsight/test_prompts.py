@@ -12,7 +12,9 @@ import pytest
 from envs.alfworld.domain import AlfworldDomain
 from envs.alfworld.engine import make
 from envs.alfworld.generate import make_tasks
+from envs.ezpoints import domain as ezpoints
 from envs.search.domain import SearchDomain
+from envs.sokoban import domain as sokoban
 from envs.webshop.domain import WebshopDomain
 from seed_jax import tokenizer as tok
 from seed_jax.hindsight.analyzer import ANALYSIS_STREAM, NoSkills, analyze, analyze_elsewhere, require_skills
@@ -102,6 +104,27 @@ def test_prompts_of_the_other_environments(domain, line, turns, style):
     prompt = domain(style).prompt(goal, [(trap, "search[x]", trap)] * turns, trap, ("search[y]",), 4)
     head, tail = insert_skill(prompt, SKILL, style).split(skill_block(SKILL, style))
     assert head.rstrip().rstrip(".").lower().endswith(line) and "obey" not in head
+    assert " ".join((head + tail).split()) == " ".join(prompt.split())
+
+
+@pytest.mark.parametrize(
+    ("domain", "goal", "observation", "marks"),
+    [
+        (sokoban.SokobanDomain("released"), sokoban.GOAL, "#PXO#", ("#PXO#",)),
+        (sokoban.SokobanDomain("compact"), sokoban.GOAL, "0 5 4 2 0", ("0 5 4 2 0",)),
+        (sokoban.SokobanDomain("released", "image"), sokoban.GOAL, "#PXO#", ("<image>",)),
+        (ezpoints.EzpointsDomain("released"), ezpoints.GOAL, "Cards: a\nFormula: 2 +", ("Cards: a", "2+")),
+        (ezpoints.EzpointsDomain("compact"), ezpoints.GOAL, "Cards: a\nFormula: 2 +", ("now: a", "2 and")),
+        (ezpoints.EzpointsDomain("released", "image"), ezpoints.GOAL, "Cards: a\nFormula: 2 +", ("2+",)),
+    ],
+)
+@pytest.mark.parametrize("turns", [0, 2])
+def test_prompts_of_rooms_and_cards(domain, goal, observation, marks, turns):
+    """The skill stands right behind the line of the task, and what is seen behind the skill."""
+    prompt = domain.prompt(goal, [(observation, "up", observation)] * turns, observation, ("up", "2"), 4)
+    head, tail = insert_skill(prompt, SKILL, domain.style).split(skill_block(SKILL, domain.style))
+    assert head.rstrip().rstrip(".").lower().endswith(f"your task is to: {goal}")
+    assert all(mark in tail and mark not in head for mark in marks)
     assert " ".join((head + tail).split()) == " ".join(prompt.split())
 
 

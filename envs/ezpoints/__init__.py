@@ -1,0 +1,1 @@
+"""EZPoints: make 12 from the numbers of two cards."""
