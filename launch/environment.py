@@ -20,7 +20,7 @@ from seed_jax.rollout import World
 from seed_jax.runtime import multihost
 from seed_jax.runtime.host import usable_cores
 from seed_jax.runtime.logging import GAMES_FILE, write_whole
-from seed_jax.train.loop import Setup
+from seed_jax.train.run import Setup
 
 GENERATED, OFFICIAL = "generated", "official"  # choices of env.data besides a directory
 GENERATED_PANEL = 192  # games of a panel where the config asks for all and there is no end of them

@@ -20,7 +20,7 @@ from seed_jax import config as config_lib
 from seed_jax.hindsight import dataset
 from seed_jax.hindsight.records import RecordError
 from seed_jax.runtime.checkpoint import CheckpointError
-from seed_jax.train.loop import Interrupted
+from seed_jax.runtime.signals import Interrupted
 from seed_jax.train.stage1 import Data, train_stage1, validation_text
 from seed_jax.train.stage1_data import LengthError
 from seed_jax.train.stage1_export import prepare_workdir

@@ -25,7 +25,7 @@ from launch.settings import Planned, SweepError, parse_overrides, plan
 from seed_jax import config as config_lib
 from seed_jax.report.comparison import figures, read_summary, run_table, seed_table
 from seed_jax.runtime.logging import duration, jsonable, write_whole
-from seed_jax.train.loop import Interrupted
+from seed_jax.runtime.signals import Interrupted
 
 REPORT_FILE, TABLE_FILE = "sweep.json", "sweep.txt"
 

@@ -40,9 +40,8 @@ from seed_jax.runtime.logging import (
     duration,
     read_jsonl,
 )
-from seed_jax.runtime.signals import stop_on_signals
+from seed_jax.runtime.signals import Interrupted, stop_on_signals
 from seed_jax.sampler.engine import sampler_of
-from seed_jax.train.loop import Interrupted
 from seed_jax.train.packing import Sample, Shape, first_fit
 from seed_jax.train.sft import warmup_cosine
 from seed_jax.train.stage1_data import MAX_PER_ROW, Batches, fold, samples_of

@@ -27,8 +27,8 @@ from seed_jax.models import hf
 from seed_jax.models.spec import init_params
 from seed_jax.models.transformer import hidden_states
 from seed_jax.runtime.logging import WorkdirError, read_jsonl
+from seed_jax.runtime.signals import Interrupted
 from seed_jax.train import stage1
-from seed_jax.train.loop import Interrupted
 from seed_jax.train.packing import Sample, Shape
 from seed_jax.train.sft import warmup_cosine
 from seed_jax.train.stage1 import Data, build_programs, train_stage1
