@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from seed_jax.config_rules import CHOICES
+from seed_jax.config_fields import CHOICES
 from seed_jax.objectives import advantages, distill, policy_loss, schedules, shaping
 from seed_jax.spans import SPANS
 from seed_jax.train import factors, objective
