@@ -13,7 +13,7 @@ from typing import Any
 from absl import app, flags
 from ml_collections import ConfigDict
 
-from seed_jax import config_fields as known
+from seed_jax import config_fields as allowed
 from seed_jax import config_rules as rules
 
 # Fields (and sections, with a final dot) that a resumed run may change: they alter neither the update nor the episodes,
@@ -44,16 +44,16 @@ def check(config: ConfigDict, sections: tuple[str, ...] | None = None) -> None:
     """
     values = flatten(config)
     known = [
-        *known.CHOICES,
-        *known.WHOLE_NUMBERS,
-        *known.POSITIVE,
-        *known.NOT_NEGATIVE,
-        *known.FRACTIONS,
-        *known.SHARES,
-        *known.NAMES,
-        *known.SWITCHES,
-        *known.TEXTS,
-        *known.OTHER,
+        *allowed.CHOICES,
+        *allowed.WHOLE_NUMBERS,
+        *allowed.POSITIVE,
+        *allowed.NOT_NEGATIVE,
+        *allowed.FRACTIONS,
+        *allowed.SHARES,
+        *allowed.NAMES,
+        *allowed.SWITCHES,
+        *allowed.TEXTS,
+        *allowed.OTHER,
     ]
     missing = [field for field in known if field not in values]
     problems = [f"{field} is missing: start from configs/base.py, which has every field" for field in missing]
@@ -96,29 +96,29 @@ def _single_problems(values: Mapping[str, Any]) -> dict[str, str]:
         if not holds:
             problems[field] = f"{field} = {values[field]!r}: {requirement}"
 
-    for field, choices in known.CHOICES.items():
+    for field, choices in allowed.CHOICES.items():
         require(field, values[field] in choices, "must be " + " or ".join(repr(choice) for choice in choices))
-    for field, smallest in known.WHOLE_NUMBERS.items():
+    for field, smallest in allowed.WHOLE_NUMBERS.items():
         value = values[field]
         whole = isinstance(value, int) and not isinstance(value, bool)
         require(field, whole and value >= smallest, f"must be a whole number, {smallest} or more")
-    for field in known.POSITIVE:
+    for field in allowed.POSITIVE:
         require(field, _is_number(values[field]) and values[field] > 0, "must be a number greater than 0")
-    for field in known.NOT_NEGATIVE:
+    for field in allowed.NOT_NEGATIVE:
         require(field, _is_number(values[field]) and values[field] >= 0, "must be a number, 0 or more")
-    for field in known.FRACTIONS:
+    for field in allowed.FRACTIONS:
         require(field, _is_number(values[field]) and 0 <= values[field] < 1, "must be 0 or more and less than 1")
-    for field in known.SHARES:
+    for field in allowed.SHARES:
         require(field, _is_number(values[field]) and 0 < values[field] <= 1, "must be more than 0 and at most 1")
-    for field in known.NAMES:
+    for field in allowed.NAMES:
         hint = " (a directory in Hugging Face format)" if field == "model.init" else ""
         require(field, isinstance(values[field], str) and values[field] != "", f"must be a non-empty text{hint}")
-    for field in known.SWITCHES:
+    for field in allowed.SWITCHES:
         require(field, isinstance(values[field], bool), "must be True or False")
     for field in ("mesh.fsdp", "mesh.tensor"):
         value = values[field]
         require(field, isinstance(value, int) and (value >= 1 or value == -1), "must be 1 or more, or -1 for the rest")
-    for field in known.TEXTS:
+    for field in allowed.TEXTS:
         require(field, isinstance(values[field], str), "must be a text")
     share = values["hindsight.at_rollout"]
     require("hindsight.at_rollout", _is_number(share) and 0 <= share <= 1, "must be a share, from 0 to 1")
