@@ -38,6 +38,7 @@ NAMES = ("update", "sft", "reshard", "prefill", "decode", "prefill_analysis", "d
 ROWS_A_CHIP = 4  # rows of a micro-batch on a chip, at most, where the config's number cannot be split
 # Tokens of an ALFWorld turn (measured: prompt 617; response 120 assumed), for the mini-batches of an iteration.
 TURN_TOKENS = 740
+_HOST_GRIDS = {1: "1x1", 2: "1x2", 4: "2x2", 8: "2x4"}  # chips of a host
 _PROMPT_BUCKET = 128  # what the sampler pads prompts to on a TPU, at least
 _USED = re.compile(r"(?:Used |\()([\d.]+)([KMG])(?: of|\) exceeds available HBM)")  # in the compiler's refusal
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -271,8 +272,7 @@ def _beside_reshard(plan: Plan) -> float:
 def _sampler_programs(plan: Plan) -> list[Program]:
     """Of one replica on one host, with the longest prompt that the config allows."""
     dtype = jnp.dtype(plan.config.model.dtype)
-    replica = Mesh(plan.decode_mesh.devices[:1], plan.mesh.axis_names, axis_types=plan.mesh.axis_types)
-    rooms = replica_rooms(plan)
+    replica, rooms = replica_mesh(plan), replica_rooms(plan)
     cache = {room: chip_bytes(sampler_aot.abstract_cache(plan.spec, replica, room, dtype)) for room in rooms}
     made = []
     for room in rooms:
@@ -286,6 +286,15 @@ def _sampler_programs(plan: Plan) -> list[Program]:
             Program(f"decode{ending}", functools.partial(sampler_aot.lower_decode, *common), STEPS, beside),
         ]
     return made
+
+
+def replica_mesh(plan: Plan) -> Mesh:
+    """The chips of one copy of the model, on a host by itself: part of a larger slice cannot be compiled for alone."""
+    kind, first = plan.topology.partition(":")[0], plan.mesh.devices.flat[0].process_index
+    chips = sum(device.process_index == first for device in plan.mesh.devices.flat)
+    host = f"{kind}:{_HOST_GRIDS[chips]}" + ("x1" if kind == "v5p" else "")
+    mesh = aot.topology_mesh(host, tensor=plan.decode_mesh.shape["tensor"])
+    return Mesh(mesh.devices[:1], mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def replica_rooms(plan: Plan) -> list[Room]:
