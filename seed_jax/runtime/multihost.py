@@ -185,7 +185,7 @@ def _watch(stop: threading.Event, done: threading.Event, timeout_s: float) -> No
             reached = now
         except jax.errors.JaxRuntimeError as error:  # the coordinator, process 0, does not answer
             if now - reached > timeout_s and not done.is_set():
-                _give_up(f"process 0 has not answered for {timeout_s:.0f} s ({str(error).splitlines()[0][:200]})")
+                _give_up(f"process 0 has not answered for {timeout_s:.0f} s ({str(error)[:200]})")
             continue
         if any(key.startswith("stop/") for key in notes):
             stop.set()
