@@ -298,9 +298,8 @@ def replica_mesh(plan: Plan) -> Mesh:
 
 
 def replica_rooms(plan: Plan) -> list[Room]:
-    """The rooms of the config with one replica's share of a host's slots."""
-    first = plan.decode_mesh.devices[0, 0].process_index
-    replicas = sum(row[0].process_index == first for row in plan.decode_mesh.devices)
+    """The rooms of the config with one replica's share of their slots, which are those of all hosts together."""
+    replicas = plan.decode_mesh.shape["fsdp"]
     bucket_tokens = max(_PROMPT_BUCKET, plan.config.rollout.prompt_bucket)
     rooms = [with_bucket(room, bucket_tokens) for room in rooms_of(plan.config)]
     return [room._replace(slots=-(-room.slots // replicas)) for room in rooms]

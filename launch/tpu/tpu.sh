@@ -8,7 +8,8 @@
 #   launch/tpu/tpu.sh delete --name=seed --zone=us-west4-a
 #   ... --gke --cluster=CLUSTER [--image=IMAGE]    the same subcommands on GKE; IMAGE holds this code and its packages
 #
-# CONFIG is what launch.train gets: --config=configs/alfworld.py:seed --config.model.init=... --config.FIELD=VALUE ...
+# DIR is seen by all workers (a mounted bucket or share). CONFIG is what launch.train gets:
+# --config=configs/alfworld.py:seed --config.model.init=... --config.FIELD=VALUE ...
 # --dry_run prints the exact commands and runs nothing. `create`, `run` and `resume` first ask launch.compile_check
 # whether CONFIG fits the slice, and refuse if not; --force goes on. --model names the sizes where model.init is no
 # directory here. --max_hours=N (24): a request that is not filled by then ends; training stops then, and saves.
@@ -20,7 +21,7 @@
 #         https://github.com/AI-Hypercomputer/xpk/blob/main/docs/usage/workloads.md and clusters.md
 set -euo pipefail
 
-usage() { sed -n '2,21s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,22s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 fail() { echo "error: $*" >&2; exit 2; }
 
 SUBCOMMAND="${1:-}"
