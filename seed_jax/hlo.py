@@ -2,9 +2,9 @@
 
 XLA's own cost analysis counts the body of a loop once: for a model whose layers are scanned that is one layer. Here the
 number of rounds comes from the loop's condition; a loop whose bound is only known at run time (the mini-batches of the
-update) runs as often as the caller says. FLOPs are those of matrix products (two a multiplication) and of attention
-kernels; bytes are what instructions read and write in HBM outside fusions, an upper bound: on the chip values may stay
-in fast memory.
+update) runs as often as the caller says. FLOPs are those of matrix products, two a multiplication (a product with a
+single row is none to the compiler), and of attention kernels. Bytes are what instructions read and write in HBM outside
+fusions, an upper bound: on the chip values may stay in fast memory.
 """
 
 from __future__ import annotations
