@@ -14,7 +14,9 @@ import pytest
 from configs import methods
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+GENERATED = "compile_table.md"  # by launch.compile_check
+DOCS = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != GENERATED]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 # Letters that stand for something of the user's -> something that exists.
 _STANDS_FOR = {"C": "configs/quickstart.py", "BASE": "assets/quickstart/base", "DIR": "assets/quickstart/stage1"}
@@ -52,7 +54,7 @@ def commands() -> list[str]:
 
 
 def test_there_are_at_most_eight_pages_and_a_readme_of_one_screen():
-    assert len(PAGES) <= 2 + 8
+    assert len(DOCS) <= 8
     assert len((ROOT / "README.md").read_text().splitlines()) <= 60
 
 
@@ -65,7 +67,7 @@ def test_links_lead_somewhere(page):
 
 def test_every_page_is_linked_from_the_readme():
     text = (ROOT / "README.md").read_text()
-    assert [page.name for page in PAGES if page.parent.name == "docs" and f"docs/{page.name}" not in text] == []
+    assert [page.name for page in DOCS if f"docs/{page.name}" not in text] == []
 
 
 @pytest.mark.slow
