@@ -47,7 +47,8 @@ def run(directory: Path, step: int | None = None) -> dict[str, Any]:
     optimizer, choices = build_optimizer(config), factors.choices(config)
     keep = {"keep_reference": choices.needs_reference, "keep_teacher": choices.keeps_teacher}
     places = state_shardings(optimizer, initial, sharding.param_shardings(spec, mesh, "train"), mesh, **keep)
-    state = jax.device_put(init_state(initial, optimizer, **keep), places)
+    state = init_state(initial, optimizer, **keep, reference_dtype=config.model.dtype)
+    state = jax.device_put(state, places)
     workdir = directory.absolute().parent.parent
     step, state = _restore(workdir / "checkpoints", dump.record["iteration"] - 1, step, state)
     report = replay.examine(config, spec, mesh, state, dump.batch, dump.numbers)

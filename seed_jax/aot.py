@@ -24,6 +24,7 @@ from seed_jax.models import spec as spec_lib
 from seed_jax.models.logprobs import scored_logprobs
 from seed_jax.models.spec import ModelSpec
 from seed_jax.objectives.policy_loss import ppo_clip
+from seed_jax.runtime.usage import PEAK_FLOPS
 
 
 class Chip(NamedTuple):
@@ -37,9 +38,9 @@ class Chip(NamedTuple):
 
 
 CHIPS = {
-    "v5e": Chip(16e9, 197e12, 819e9, 200e9),
-    "v5p": Chip(95e9, 459e12, 2765e9, 600e9),
-    "v6e": Chip(32e9, 918e12, 1640e9, 400e9),
+    "v5e": Chip(16e9, PEAK_FLOPS["TPU v5e"], 819e9, 200e9),
+    "v5p": Chip(95e9, PEAK_FLOPS["TPU v5p"], 2765e9, 600e9),
+    "v6e": Chip(32e9, PEAK_FLOPS["TPU v6e"], 1640e9, 400e9),
 }
 
 
