@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint reference clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/quickstart.py --workdir=runs/demo
@@ -14,6 +14,11 @@ test: $(VENV)/.installed-test lint
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
+
+# What every public function says of itself, as pages: build/reference/index.html
+reference: $(VENV)/.installed-test
+	mkdir -p build
+	$(BIN)/python -m pdoc -o build/reference seed_jax envs configs 2> build/reference.log || (cat build/reference.log; false)
 
 $(VENV)/.installed: requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
