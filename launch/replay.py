@@ -29,12 +29,8 @@ from seed_jax.train import dumps, factors, replay
 from seed_jax.train.state import as_tree, from_tree, init_state, state_shardings
 from seed_jax.train.update import build_optimizer, build_update
 
-_DUMP = flags.DEFINE_string("dump", None, "directory that a run wrote: WORKDIR/dumps/iteration_NNNNNN")
-_CHECKPOINT = flags.DEFINE_integer("checkpoint", None, "iteration whose checkpoint to take")
-_JSON = flags.DEFINE_bool("json", False, "print the report as one JSON object")
 
-
-def run(directory: Path, step: int | None = None) -> dict[str, Any]:
+def examine_dump(directory: Path, step: int | None = None) -> dict[str, Any]:
     """The report of `replay.examine`, with what the whole update does ("update") and the checkpoint it was done with.
 
     Raises DumpError, CheckpointError or OSError.
@@ -79,13 +75,13 @@ def _restore(directory: Path, before: int, step: int | None, state) -> tuple[int
 
 
 def main(_) -> int:
-    directory = Path(_DUMP.value)
+    given = flags.FLAGS
     try:
-        report = run(directory, _CHECKPOINT.value)
+        report = examine_dump(Path(given.dump), given.checkpoint)
     except (dumps.DumpError, CheckpointError, OSError, *common.INPUT_ERRORS) as error:
         print(f"error: {error}", file=sys.stderr)
         return common.EXIT_BAD_INPUT
-    if _JSON.value:
+    if given.json:
         print(json.dumps(jsonable(report)))
     else:
         after, iteration = report["weights_after_iteration"], report["iteration"]
@@ -97,6 +93,13 @@ def main(_) -> int:
     return 0 if clean and not report["update"]["update/skipped_steps"] else common.EXIT_FAILED
 
 
-if __name__ == "__main__":
+def run() -> None:
+    flags.DEFINE_string("dump", None, "directory that a run wrote: WORKDIR/dumps/iteration_NNNNNN")
+    flags.DEFINE_integer("checkpoint", None, "iteration whose checkpoint to take")
+    flags.DEFINE_bool("json", False, "print the report as one JSON object")
     flags.mark_flags_as_required(["dump"])
     app.run(main)
+
+
+if __name__ == "__main__":
+    run()

@@ -55,7 +55,7 @@ def record_panel(run, state: TrainState, iteration: int, episodes: Sequence[Epis
     if jax.process_count() > 1:
         return
     chosen = pick_panel(episodes, run.config.log.trajectories_panel)
-    if chosen and run.distills:
+    if chosen and run.distills and run.skills.source != "external_hindsight":  # a service is not asked for a picture
         if run.skills.source == "self_hindsight":
             analyze(run.sampler, run.tokenizer, chosen, run.config.hindsight, run.config.env.prompt, PANEL_STREAM)
         run.skills.assign(chosen)

@@ -23,8 +23,9 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 # The command in a process that gets a signal when it has written its second weight file.
 DYING = """
-import os, sys
+import os, signal, sys
 import safetensors.numpy
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands start without it
 save_file, calls = safetensors.numpy.save_file, []
 
 def save_and_die(*arguments):

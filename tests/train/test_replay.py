@@ -139,7 +139,7 @@ def test_a_run_stops_and_tells_what_to_do(model_dir, tmp_path, monkeypatch, caps
 
     with monkeypatch.context() as patch:  # the run had one device, the replay takes all eight
         patch.setattr(sharding, "make_mesh", sharding.make_mesh.func)
-        report = launch_replay.run(folders[1])
+        report = launch_replay.examine_dump(folders[1])
     assert report["weights_after_iteration"] == 1 and len(report["batch"]["sampled"]) == 1
     assert report["update"]["update/skipped_steps"] == 1
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]

@@ -21,7 +21,8 @@ from envs.alfworld.generate import make_tasks
 from launch.environment import open_world
 from seed_jax import sharding
 from seed_jax.hindsight import dataset
-from seed_jax.hindsight.annotate import Rules, annotate, by_rules, fit
+from seed_jax.hindsight.annotate import Rules, annotate, by_rules
+from seed_jax.hindsight.prompts import fit_analyses
 from seed_jax.hindsight.records import to_record
 from seed_jax.models import hf
 from seed_jax.models.spec import init_params
@@ -210,7 +211,7 @@ def make_data(directory: Path) -> Data:
     steps = lambda episode: [(turn.command, turn.result) for turn in episode.turns]  # noqa: E731
     write = lambda i: Skill(*domain.write_skill(tasks[i], steps(episodes[i]), episodes[i].won))  # noqa: E731
     noted = [to_record(episode, 0) for episode in episodes]
-    prompts = [fit(tiny.tokenizer(), episode, "compact", 288) for episode in episodes]
+    prompts = fit_analyses(tiny.tokenizer(), episodes, "compact", 288)
     lines = list(annotate(noted, episodes, prompts, by_rules(write), rules=Rules(3), asks=1))
     dataset.write(directory, *dataset.build(noted, lines, fraction=0.1, acting=1.0, seed=0))
     train, val, meta = dataset.read(directory)
