@@ -44,12 +44,12 @@ def find_spec(name: str) -> ModelSpec:
 
 
 def run(plan: compile_check.Plan, only: list[str], quiet: bool = False) -> list[compile_check.Report]:
-    unknown = [name for name in only if name not in compile_check.NAMES]
+    unknown = [name for name in only if name not in compile_check.ALL]
     if unknown:
-        raise ValueError(f"--programs={','.join(unknown)}: use some of {', '.join(compile_check.NAMES)}")
+        raise ValueError(f"--programs={','.join(unknown)}: use some of {', '.join(compile_check.ALL)}")
     reports = []
     for program in compile_check.programs(plan):
-        if only and program.name not in only:
+        if program.name not in (only or compile_check.NAMES):
             continue
         if not quiet:
             print(f"compiling {program.name} ...", file=sys.stderr, flush=True)
@@ -100,11 +100,11 @@ def table(reports: list[compile_check.Report]) -> list[str]:
     """GB of 1e9 bytes on one chip; work and seconds of one run of the program."""
     heads = ("arguments", "output", "temp", "beside", "total", "of HBM", "TFLOP", "HBM GB", "network GB", "roofline",
              "bound", "compile")  # fmt: skip
-    lines = [f"{'program':<18}" + "".join(f"{head:>11}" for head in heads)]
+    lines = [f"{'program':<24}" + "".join(f"{head:>11}" for head in heads)]
     for r in reports:
         memory = [r.args_bytes, r.output_bytes, r.temp_bytes, r.beside_bytes, r.total_bytes, r.hbm_bytes]
         cells = [f"{size / 1e9:.2f}" for size in memory]
         cells += [f"{r.flops / 1e12:.4g}", f"{r.bytes / 1e9:.4g}", f"{sum(r.collectives.values()) / 1e9:.4g}"]
         cells += [f"{r.roofline_s:.3g} s", r.bound, f"{r.compile_s:.0f} s"]
-        lines.append(f"{r.name:<18}" + "".join(f"{cell:>11}" for cell in cells) + ("" if r.fits else "  does not fit"))
+        lines.append(f"{r.name:<24}" + "".join(f"{cell:>11}" for cell in cells) + ("" if r.fits else "  does not fit"))
     return lines

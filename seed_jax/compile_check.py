@@ -35,6 +35,9 @@ from seed_jax.train.state import TrainState, init_state, make_optimizer, state_s
 from seed_jax.train.update import build_optimizer, build_update
 
 NAMES = ("update", "sft", "reshard", "prefill", "decode", "prefill_analysis", "decode_analysis")
+# The sampler's programs with a paged cache and the ragged attention kernel: on request, since no run uses them yet.
+PAGED = ("prefill_paged", "decode_paged", "prefill_analysis_paged", "decode_analysis_paged")
+ALL = (*NAMES, *PAGED)
 ROWS_A_CHIP = 4  # rows of a micro-batch on a chip, at most, where the config's number cannot be split
 # Tokens of an ALFWorld turn (measured: prompt 617; response 120 assumed), for the mini-batches of an iteration.
 TURN_TOKENS = 740
@@ -192,13 +195,13 @@ def abstract_state(plan: Plan) -> tuple[TrainState, TrainState]:
 
 
 def programs(plan: Plan) -> list[Program]:
-    """All programs that a run of the config compiles, in the order of NAMES."""
+    """All programs that a run of the config compiles, in the order of NAMES, then those of PAGED."""
     made = [
         Program("update", functools.partial(lower_update, plan), plan.minis, 0.0),
         Program("sft", functools.partial(lower_sft, plan), _sft_micros(plan), 0.0),
         Program("reshard", functools.partial(lower_reshard, plan), 1, _beside_reshard(plan)),
     ]
-    return made + _sampler_programs(plan)
+    return made + _sampler_programs(plan) + _sampler_programs(plan, paged=True)
 
 
 def lower_update(plan: Plan):
@@ -269,7 +272,7 @@ def _beside_reshard(plan: Plan) -> float:
     return plan.state_bytes - chip_bytes(params) + cast
 
 
-def _sampler_programs(plan: Plan) -> list[Program]:
+def _sampler_programs(plan: Plan, paged: bool = False) -> list[Program]:
     """Of one replica on one host, with the longest prompt that the config allows."""
     dtype = jnp.dtype(plan.config.model.dtype)
     replica, rooms = replica_mesh(plan), replica_rooms(plan)
@@ -279,11 +282,17 @@ def _sampler_programs(plan: Plan) -> list[Program]:
         beside = plan.state_bytes + sum(cache.values()) - cache[room]
         bucket_tokens = max(_PROMPT_BUCKET, plan.config.rollout.prompt_bucket)
         size, window = max(pieces(room.prompt_tokens - 1, bucket_tokens, room.columns), key=lambda piece: piece[::-1])
-        ending = "" if room.name == "acting" else f"_{room.name}"
+        ending = ("" if room.name == "acting" else f"_{room.name}") + ("_paged" if paged else "")
         common = (plan.spec, replica, room, dtype)
+        if paged:
+            prefill = functools.partial(sampler_aot.lower_paged, "prefill", *common, size, window)
+            decoding = functools.partial(sampler_aot.lower_paged, "decode", *common, size)
+        else:
+            prefill = functools.partial(sampler_aot.lower_prefill, *common, size, window)
+            decoding = functools.partial(sampler_aot.lower_decode, *common)
         made += [
-            Program(f"prefill{ending}", functools.partial(sampler_aot.lower_prefill, *common, size, window), 1, beside),
-            Program(f"decode{ending}", functools.partial(sampler_aot.lower_decode, *common), STEPS, beside),
+            Program(f"prefill{ending}", prefill, 1, beside),
+            Program(f"decode{ending}", decoding, STEPS, beside),
         ]
     return made
 

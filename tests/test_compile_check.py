@@ -88,10 +88,14 @@ def test_every_program_of_a_run_compiles_for_a_slice(model):
 @pytest.mark.slow
 @needs_libtpu
 def test_a_copy_of_the_model_on_all_chips_of_a_host(model):
-    """On v5e:4x4 these are chips 0, 1, 4 and 5, for which libtpu compiles nothing that does not span the slice."""
-    done = run(f"--model={model}", "--topology=v5e:4x4", "--programs=decode", "--config.mesh.decode_tensor=4")
+    """On v5e:4x4 these are chips 0, 1, 4 and 5, for which libtpu compiles nothing that does not span the slice.
+    With the paged cache and its attention kernel likewise."""
+    programs = "--programs=decode,decode_paged"
+    done = run(f"--model={model}", "--topology=v5e:4x4", programs, "--config.mesh.decode_tensor=4")
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "fits"
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("decode")] == ["decode", "decode_paged"]
+    assert lines[-1] == "fits"
 
 
 @pytest.mark.slow
