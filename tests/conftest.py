@@ -1,6 +1,5 @@
-"""Tests run on eight virtual CPU devices. The variables count only if they are set before jax is imported.
+"""Tests run on eight virtual CPU devices, with programs that are compiled quickly (see xla.py).
 
-Programs are compiled without LLVM's optimizations: most are run a few times only, and compiling takes half as long.
 What needs the precision of optimized sums is marked `optimized` and runs by itself:
 SEED_JAX_OPTIMIZED=1 pytest -m optimized.
 """
@@ -12,10 +11,10 @@ import os
 
 import pytest
 
+from tests import xla
+
 OPTIMIZED = os.environ.get("SEED_JAX_OPTIMIZED") == "1"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8" + (
-    "" if OPTIMIZED else " --xla_backend_optimization_level=0"
-)
+os.environ["XLA_FLAGS"] = xla.flags(8, quick=not OPTIMIZED)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from seed_jax.models import hf, tensor_files
 from seed_jax.models.spec import ModelSpec, init_params, iterate, weights
+from tests import xla
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +86,7 @@ print(json.dumps({"read": sum(elements), "owned": mine, "all": spec.num_params})
 def python(script: str, *arguments: object, devices: int) -> subprocess.Popen:
     variables = {
         **os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": xla.flags(devices),
     }  # fmt: skip
     command = [sys.executable, "-c", script, *map(str, arguments)]
     return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

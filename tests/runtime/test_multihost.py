@@ -25,7 +25,7 @@ from seed_jax.runtime import multihost
 from seed_jax.runtime.logging import read_jsonl
 from seed_jax.train.metrics import rollout_metrics
 from seed_jax.types import Episode, Skill, Turn
-from tests import tiny
+from tests import tiny, xla
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 15  # mesh.host_timeout_s
@@ -46,7 +46,7 @@ def start(home: Path, workdir: Path, devices: int, *flags: str, slow_s: float = 
         "SLOW_S": str(slow_s),
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
+        "XLA_FLAGS": xla.flags(devices),
     }
     config = [f"--config={ROOT / 'tests/runtime/toy_config.py'}", f"--config.mesh.host_timeout_s={TIMEOUT_S}"]
     command = [sys.executable, "-m", "launch.train", *config, f"--workdir={workdir}", *flags]
