@@ -7,8 +7,10 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -107,3 +109,14 @@ def resolve(name: str) -> Factory:
 
 def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def without_main_module() -> Iterator[None]:
+    """A spawned process imports the main module of its parent, hence JAX with it: hide that module meanwhile."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -198,7 +198,7 @@ def test_worker_killed_in_mid_rollout(model_dir, tmp_path, uninterrupted, monkey
             killed.append(worker.pid)
 
     monkeypatch.setattr(loop.Run, "on_turn", kill_worker)
-    with caplog.at_level(logging.WARNING, "envs.pool"):
+    with caplog.at_level(logging.WARNING, "envs.worker_pool"):
         tiny.run(config, tmp_path)
     assert killed and any("restarted" in record.getMessage() for record in caplog.records)
     assert multiprocessing.active_children() == []
