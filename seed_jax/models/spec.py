@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seed_jax.models import rope
+from seed_jax.models.vision_spec import VisionSpec
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
@@ -41,6 +42,9 @@ class ModelSpec:
     qk_norm: RMSNorm over each query and key head before the rotation (Qwen3)
     max_position: largest context the weights were trained for, in tokens; written to config.json, never enforced here
     rope_scaling: stretching of the rotary embedding to longer contexts; None for none
+    vision: the vision tower; None for a model of text alone
+    rope_sections: rotated pairs of a head that read the frame, the row and the column of a position (M-RoPE, arXiv
+        2409.12191); () if a position is one number
     """
 
     vocab_size: int
@@ -58,6 +62,8 @@ class ModelSpec:
     model_type: str = "qwen2"
     max_position: int = 32768
     rope_scaling: rope.RopeScaling | None = None
+    vision: VisionSpec | None = None
+    rope_sections: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.model_type not in MODEL_TYPES:
