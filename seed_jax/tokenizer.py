@@ -14,6 +14,11 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from seed_jax import images as images_lib
+from seed_jax.models.vision_spec import VisionSpec
+
 SPECIAL = ("<pad>", "<eos>", "<unk>", "<user>", "<assistant>")
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'] + ' ' }}"
@@ -26,10 +31,11 @@ CHAT_TEMPLATE = (
 THINKING = {"template": None, "on": True, "off": False}
 
 
-def load_tokenizer(directory: str | Path, thinking: str = "template"):
+def load_tokenizer(directory: str | Path, thinking: str = "template", vision: VisionSpec | None = None):
     """The tokenizer of a Hugging Face model directory; an error if it cannot end a reply or render a chat.
 
     thinking: a key of THINKING; it holds for every prompt that is encoded with this tokenizer.
+    vision: of the model, if it sees; then prompts may have images.
     """
     from transformers import AutoTokenizer
 
@@ -46,7 +52,7 @@ def load_tokenizer(directory: str | Path, thinking: str = "template"):
         raise ValueError(f"the tokenizer in {directory} has no eos_token, so a reply could never end")
     if not tokenizer.chat_template:
         raise ValueError(f"the tokenizer in {directory} has no chat template")
-    tokenizer.enable_thinking = THINKING[thinking]
+    tokenizer.enable_thinking, tokenizer.vision = THINKING[thinking], vision
     return tokenizer
 
 
@@ -56,12 +62,14 @@ def encode_prompts(
     systems: Sequence[str] | None = None,
     before: Sequence[str] | None = None,
     enable_thinking: bool | None = None,
+    images: Sequence[Sequence[np.ndarray]] | None = None,
 ) -> list[list[int]]:
     """Each prompt as one user message with the generation prompt -> token ids.
 
     systems: a system message for each prompt, "" for none; before: text that precedes the whole rendered chat.
     enable_thinking: passed to the chat template; Qwen3's starts the reply with an empty thought if it is False. None =
         what the tokenizer was loaded with
+    images: those of each prompt, of fitted size, in the order of their places (images.PLACEHOLDER) in its text
     """
     if not prompts:
         return []
@@ -77,7 +85,13 @@ def encode_prompts(
     rendered = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True, **options)
     if before is not None:
         rendered = [first + chat for first, chat in zip(before, rendered, strict=True)]
-    return tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    if images is None:
+        return tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    vision = tokenizer.vision
+    place = "".join(tokenizer.convert_ids_to_tokens([vision.start_token, vision.image_token, vision.end_token]))
+    rendered = [chat.replace(images_lib.PLACEHOLDER, place) for chat in rendered]
+    ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    return [images_lib.expand(*one, vision) for one in zip(ids, images, strict=True)]
 
 
 def encode_response(tokenizer, text: str) -> list[int]:

@@ -81,6 +81,7 @@ class Turn:
     admissible: bool
     result: str = ""
     reward: float = 0.0  # of this step alone
+    image: np.ndarray | None = None  # what the policy saw, uint8 [height, width, 3], at the size that the model reads
 
 
 @dataclass
