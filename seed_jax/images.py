@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,9 @@ _LARGEST_RATIO = 200  # of the sides
 def fitted_size(height: int, width: int, vision: VisionSpec) -> tuple[int, int]:
     """The nearest size whose sides are whole cells and whose area is within the limits of `vision`."""
     if max(height, width) > _LARGEST_RATIO * min(height, width):
-        raise ValueError(f"an image of {height} x {width} pixels: its sides may differ by {_LARGEST_RATIO} times at most")
+        raise ValueError(
+            f"an image of {height} x {width} pixels: its sides may differ by {_LARGEST_RATIO} times at most"
+        )
     cell = vision.cell
     rows, columns = max(1, round(height / cell)), max(1, round(width / cell))
     pixels = rows * columns * cell**2
@@ -51,8 +54,16 @@ def tokens_of(image: np.ndarray, vision: VisionSpec) -> int:
 
 
 def escape(text: str) -> str:
-    """Text of a model or of an environment, in which nothing may stand for an image."""
-    return text.replace(PLACEHOLDER, _ESCAPED)
+    """Text of a model or of an environment, in which nothing may stand for an image, nor for another special token."""
+    return text.replace(PLACEHOLDER, _ESCAPED).replace("<|", "< |")
+
+
+def check_places(text: str, images: Sequence[Any]) -> None:
+    """Raises ValueError if a prompt has not one place for each image."""
+    if text.count(PLACEHOLDER) != len(images):
+        raise ValueError(
+            f"a prompt has {text.count(PLACEHOLDER)} places for images ({PLACEHOLDER}) and {len(images)} images"
+        )
 
 
 def expand(ids: Sequence[int], images: Sequence[np.ndarray], vision: VisionSpec) -> list[int]:

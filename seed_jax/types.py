@@ -56,11 +56,13 @@ class Skill(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What the policy wrote as the analyzer: prompt and answer, and the log-probs of the answer's tokens."""
+    """What the policy wrote as the analyzer: prompt (with its images) and answer, and the log-probs of the answer's
+    tokens."""
 
     prompt: list[int]
     tokens: list[int]
     logprobs: np.ndarray
+    images: tuple[np.ndarray, ...] = ()
 
 
 @dataclass
