@@ -48,7 +48,9 @@ class ServedSampler:
         """The seed that is sent with the request (stream, episode, turn)."""
         return _seed(0 if seed is None else seed, *path)
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, key: int) -> int:
+    def submit(self, prompt: Sequence[int], params: SamplingParams, key: int, images: Sequence[np.ndarray] = ()) -> int:
+        if images:
+            raise ValueError("a served model is sent text alone; set env.observation = 'text'")
         handle = self.stats["requests"]
         self.stats["requests"] += 1
         self._waiting[handle] = ("".join(map(chr, prompt)), params, key)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from seed_jax import tokenizer as tok
-from seed_jax.images import PLACEHOLDER, escape, tokens_of
+from seed_jax.images import PLACEHOLDER, escape, shown, tokens_of
 from seed_jax.types import Episode, Turn
 
 Images = Sequence[np.ndarray]  # of one prompt, in the order of their places in its text
@@ -115,21 +115,14 @@ def _gap(style: str) -> str:
     return "\n" if style == "compact" else "\n\n"
 
 
-def images_of(turns: Sequence[Turn]) -> list[tuple[np.ndarray, ...]] | None:
-    """The images of the prompt of each turn; None if there is none at all."""
-    images = [() if turn.image is None else (turn.image,) for turn in turns]
-    return images if any(images) else None
-
-
 def analysis_images(episode: Episode, elide: int = 0) -> tuple[np.ndarray, ...]:
     """The images of the steps that `analysis_prompt` shows, in the order of their places in its text."""
-    return tuple(
-        turn.image
-        for shown in (episode, episode.peer)
-        if shown
-        for number, turn in enumerate(shown.turns)
-        if turn.image is not None and number not in _left_out(len(shown.turns), elide)
-    )
+    kept = []
+    for told in (episode, episode.peer):
+        if told:
+            gone = _left_out(len(told.turns), elide)
+            kept += [*told.turns[: gone.start], *told.turns[gone.stop :]]
+    return shown(kept)
 
 
 def analysis_prompt(episode: Episode, style: str, elide: int = 0, steps: int = 0) -> str:

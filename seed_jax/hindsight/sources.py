@@ -24,7 +24,8 @@ from seed_jax.hindsight.client import Client
 from seed_jax.hindsight.evidence import SOURCES as EVIDENCE
 from seed_jax.hindsight.evidence import Solve, give_evidence
 from seed_jax.hindsight.library import Library, SkillError, load_folder
-from seed_jax.hindsight.prompts import Images, encode_with_skills, images_of, skill_block
+from seed_jax.hindsight.prompts import Images, encode_with_skills, skill_block
+from seed_jax.images import shown
 from seed_jax.types import Episode, Skill
 
 LIBRARIES = {"static_library": load_folder, "skill_bank": load_bank}
@@ -165,8 +166,10 @@ class Skills:
             if (text := episode.skill.at(t)) is not None
         }
         turns = [episodes[e].turns[t] for e, t in texts]
+        images = [shown([turn]) for turn in turns]
         prompts, skills = [turn.prompt for turn in turns], list(texts.values())
-        encoded = dict(zip(texts, self.encode_texts(prompts, skills, images_of(turns)), strict=True))
+        ids = self.encode_texts(prompts, skills, images if any(images) else None)
+        encoded = dict(zip(texts, ids, strict=True))
         kept = {key: ids for key, ids in encoded.items() if len(ids) <= max_tokens}
         counts["taught_turns"] += len(kept)
         counts["teacher_overflow"] += len(encoded) - len(kept)
