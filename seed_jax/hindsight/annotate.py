@@ -153,7 +153,7 @@ def by_policy(sampler, tokenizer, max_tokens: int) -> Ask:
     def ask(prompts: Sequence[str], images: Sequence[Images]) -> Iterator[tuple[int, Answer]]:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         for start in range(0, len(prompts), _CHUNK):
-            seen = images[start : start + _CHUNK] if any(images) else None
+            seen = images[start : start + _CHUNK]
             ids = tok.encode_prompts(tokenizer, prompts[start : start + _CHUNK], images=seen)
             paths = [(WRITER_STREAM, start + place, 0) for place in range(len(ids))]
             for place, completion in enumerate(sampler.generate(ids, params, paths, images=seen)):

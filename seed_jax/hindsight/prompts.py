@@ -93,7 +93,7 @@ def encode_with_skills(
     after_task_line: as `insert_skill`; user_prefix: at the head of the user message; system: as the system message
     (some chat templates have a default one, which it replaces); before_template: before the whole rendered chat.
     """
-    if images is not None:
+    if images is not None and any(images):
         skills = [escape(skill) for skill in skills]
     if placement == "after_task_line":
         pairs = zip(prompts, skills, strict=True)
@@ -181,7 +181,7 @@ def fit_analyses(tokenizer, episodes: Sequence[Episode], style: str, max_tokens:
 def _fitted(tokenizer, episodes: Sequence[Episode], style: str, elide: int, steps: int) -> list[Fitted]:
     texts = [analysis_prompt(episode, style, elide, steps) for episode in episodes]
     images = [analysis_images(episode, elide) for episode in episodes]
-    encoded = tok.encode_prompts(tokenizer, texts, images=images if any(images) else None)
+    encoded = tok.encode_prompts(tokenizer, texts, images=images)
     return list(map(Fitted, texts, encoded, [elide] * len(texts), images))
 
 

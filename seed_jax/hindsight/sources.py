@@ -168,8 +168,7 @@ class Skills:
         turns = [episodes[e].turns[t] for e, t in texts]
         images = [shown([turn]) for turn in turns]
         prompts, skills = [turn.prompt for turn in turns], list(texts.values())
-        ids = self.encode_texts(prompts, skills, images if any(images) else None)
-        encoded = dict(zip(texts, ids, strict=True))
+        encoded = dict(zip(texts, self.encode_texts(prompts, skills, images), strict=True))
         kept = {key: ids for key, ids in encoded.items() if len(ids) <= max_tokens}
         counts["taught_turns"] += len(kept)
         counts["teacher_overflow"] += len(encoded) - len(kept)
