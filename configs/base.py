@@ -88,6 +88,8 @@ def _env() -> ConfigDict:
     env.passage_chars = 1200  # characters that a passage may have in a prompt; all of a search: env.block_chars
     env.block_chars = 4000  # see passage_chars
     env.information = "plain"  # form of what a search returns: "plain" | "json" (escaped, as published)
+    # sokoban, ezpoints: an image of fewer pixels is enlarged to so many, before its sides become multiples of 28
+    env.min_pixels = 65536  # 65536 = as published | 0 = it is not
     # sokoban, generated rooms
     env.rows = 6  # of a room, walls included
     env.columns = 6  # see rows
@@ -272,6 +274,7 @@ def _pack() -> ConfigDict:
     pack.row_tokens = 4096  # tokens of a student row
     pack.teacher_row_tokens = 8192  # tokens of a teacher row: the same turns, each with its skill
     pack.max_turns_per_row = 64  # turns in a row
+    pack.max_images_per_row = 16  # images in a row, if observations are images; each row has room for as many
     pack.scored_tokens_per_row = 1024  # response tokens in a row (only these reach the vocabulary projection)
     pack.rows_per_micro = 8  # rows in one backward pass; more needs more device memory
     pack.micros_per_mini = 8  # backward passes in one optimizer step

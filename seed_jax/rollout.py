@@ -41,8 +41,16 @@ class World(NamedTuple):
     image_size: tuple[int, int] | None = None
     min_pixels: int = 0
 
-    def read_size(self, vision: VisionSpec) -> tuple[int, int]:
-        """Height and width of the images as the model reads them. Only for a world with images."""
+    def read_size(self, vision: VisionSpec | None) -> tuple[int, int] | None:
+        """Height and width of the images as a model with `vision` reads them; None if there are none. Raises ValueError
+        for a model that cannot see them."""
+        if self.image_size is None:
+            return None
+        if vision is None:
+            raise ValueError(
+                "env.observation = 'image', but model.init is a model without vision; name another in model.init, or "
+                "set env.observation = 'text'"
+            )
         return images_lib.fitted_size(*images_lib.enlarged_size(*self.image_size, self.min_pixels), vision)
 
 

@@ -56,8 +56,8 @@ class Skill(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What the policy wrote as the analyzer: prompt (with its images) and answer, and the log-probs of the answer's
-    tokens."""
+    """What the policy wrote as the analyzer: prompt and answer, the log-probs of the answer's tokens, and the images of
+    the prompt."""
 
     prompt: list[int]
     tokens: list[int]

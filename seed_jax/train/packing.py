@@ -95,6 +95,14 @@ class Shape(NamedTuple):
     vision: VisionSpec | None = None
 
 
+def shape_of(pack, image_size: tuple[int, int] | None = None, vision: VisionSpec | None = None) -> Shape:
+    """Of a run. pack: that section of its config; image_size: as the model reads them, None for text alone."""
+    shape = Shape(pack.row_tokens, pack.scored_tokens_per_row, pack.max_turns_per_row, pack.teacher_row_tokens)
+    if image_size is None:
+        return shape
+    return shape._replace(images=pack.max_images_per_row, image_size=image_size, vision=vision)
+
+
 def first_fit(samples: Sequence[Sample], shape: Shape, open_rows: int = 64) -> list[list[int]]:
     """Which samples go together: each into the first of the last `open_rows` rows where both of its versions fit."""
     rows: list[list[int]] = []

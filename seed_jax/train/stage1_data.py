@@ -26,9 +26,9 @@ class LengthError(ValueError):
 def row_shape(sft, vision: VisionSpec | None, world: World) -> Shape:
     """The rows of stage 1. With images as many of them as its tokens can be; `with_images` makes that what they are."""
     shape = Shape(sft.row_tokens, sft.scored_tokens_per_row, MAX_PER_ROW)
-    if vision is None or world.image_size is None:
+    if (size := world.read_size(vision)) is None:
         return shape
-    return shape._replace(images=sft.row_tokens, image_size=world.read_size(vision), vision=vision)
+    return shape._replace(images=sft.row_tokens, image_size=size, vision=vision)
 
 
 def with_images(shape: Shape, packings: Sequence[Sequence[Sequence[Sample]]]) -> Shape:

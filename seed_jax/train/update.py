@@ -205,6 +205,7 @@ def _scores(static: Structure, params, rows: Rows, **wanted) -> Scores:
         rows.segments,
         rows.positions,
         rows.targets,
+        images=rows.images,
         **wanted,
         remat=static.remat,
         dtype=jnp.dtype(static.dtype),
