@@ -96,6 +96,11 @@ def _check(config, stage: str) -> None:
     config_lib.check(config, ("annotate", "seed", "env") if stage == "dataset" else SECTIONS)
     if _SERVER.value and not _SERVED_MODEL.value:
         raise config_lib.ConfigError("--server needs --served_model=NAME, the model's name at that service")
+    if _SERVER.value and config.env.observation == "image" and config.model.init == "(served)":
+        raise config_lib.ConfigError(
+            "--server with env.observation = 'image': name the directory of the served model in model.init as well; its "
+            "config.json says at which size it reads images"
+        )
     h = config.hindsight
     if stage == "skills" and config.annotate.writer == "openai" and not (h.api_url and h.api_model):
         raise config_lib.ConfigError(
@@ -206,7 +211,8 @@ def open_policy(config, out: Path) -> tuple[Any, Any, int]:
         h = config.hindsight
         limits = (h.api_timeout_s, h.api_workers, config.annotate.retries)
         client = Client(_SERVER.value, _SERVED_MODEL.value, *limits, source="--server", cache=out / "cache")
-        return ServedSampler(client), CharacterTokenizer(), sys.maxsize
+        vision = hf.load_spec(hf.resolve(config.model.init)).vision if config.env.observation == "image" else None
+        return ServedSampler(client), CharacterTokenizer(vision), sys.maxsize
     return *common.open_model(config), config.rollout.max_prompt_tokens
 
 
