@@ -98,7 +98,7 @@ def _check(config, stage: str) -> None:
         raise config_lib.ConfigError("--server needs --served_model=NAME, the model's name at that service")
     if _SERVER.value and config.env.observation == "image" and config.model.init == "(served)":
         raise config_lib.ConfigError(
-            "--server with env.observation = 'image': name the directory of the served model in model.init as well; its "
+            "--server with env.observation = 'image': name the directory of the served model in model.init too; its "
             "config.json says at which size it reads images"
         )
     h = config.hindsight

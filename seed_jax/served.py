@@ -20,7 +20,6 @@ from seed_jax.images import PLACEHOLDER
 from seed_jax.models.vision_spec import VisionSpec
 from seed_jax.types import Completion, SamplingParams
 
-
 # Unicode's characters for an object inside of a text, and for the ends of an annotation.
 _START, _IMAGE, _END = "\ufff9", "\ufffc", "\ufffb"
 _PLACE = re.compile(f"{_START}{_IMAGE}+{_END}")
