@@ -23,9 +23,7 @@ _LARGEST_RATIO = 200  # of the sides
 def fitted_size(height: int, width: int, vision: VisionSpec) -> tuple[int, int]:
     """The nearest size whose sides are whole cells and whose area is within the limits of `vision`."""
     if max(height, width) > _LARGEST_RATIO * min(height, width):
-        raise ValueError(
-            f"an image of {height} x {width} pixels: its sides may differ by {_LARGEST_RATIO} times at most"
-        )
+        raise ValueError(f"an image of {height} x {width} pixels: a side is over {_LARGEST_RATIO} times the other")
     cell = vision.cell
     rows, columns = max(1, round(height / cell)), max(1, round(width / cell))
     pixels = rows * columns * cell**2

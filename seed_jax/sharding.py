@@ -84,17 +84,20 @@ def constrain(x: jax.Array, mesh: Mesh | None, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*split)))
 
 
-def gather_layer(layer: dict[str, jax.Array], spec: ModelSpec, mesh: Mesh | None, dtype: Any) -> dict[str, jax.Array]:
+def gather_layer(
+    layer: dict[str, jax.Array], table: dict[str, spec_lib.Weight], mesh: Mesh | None, dtype: Any
+) -> dict[str, jax.Array]:
     """The weights of one layer (no L axis), ready for its products: whole over "fsdp", still split over "tensor".
 
+    table: their part of the weight table
     Matrices are cast to `dtype` first, which halves what is sent. The gradient takes the way back: summed over "fsdp"
     and split in one step (reduce-scatter). Without a mesh, or with one device, `layer` itself.
     """
     if mesh is None or mesh.size == 1:
         return layer
     gathered = {}
-    for name, weight in spec_lib.weights(spec)["layers"].items():
-        split = partition_spec(weight, mesh, "train")[1:]
+    for name, weight in table.items():
+        split = partition_spec(weight, mesh, "train")[1 if weight.stacked else 0 :]
         whole = tuple(None if axis == "fsdp" else axis for axis in split)
         value = layer[name].astype(dtype) if weight.transpose else layer[name]
         gathered[name] = _gather(

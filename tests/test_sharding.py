@@ -12,7 +12,7 @@ from seed_jax import sharding
 from seed_jax.models import attention as attention_lib
 from seed_jax.models import transformer
 from seed_jax.models.logprobs import score_tokens, token_logprobs
-from seed_jax.models.spec import ModelSpec, init_params
+from seed_jax.models.spec import ModelSpec, init_params, weights
 
 SPEC = ModelSpec(vocab_size=91, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=48)
 
@@ -128,8 +128,8 @@ def test_layer_gradients_come_back_split(params):
     x = jax.device_put(np.random.default_rng(2).normal(size=(8, 32)).astype(np.float32), sharding.batch_sharding(mesh))
 
     def loss(layer, x):
-        weights = sharding.gather_layer(layer, SPEC, mesh, jnp.float32)
-        return jnp.sum(jnp.tanh(x @ weights["gate"]) ** 2)
+        gathered = sharding.gather_layer(layer, weights(SPEC)["layers"], mesh, jnp.float32)
+        return jnp.sum(jnp.tanh(x @ gathered["gate"]) ** 2)
 
     gradient = jax.jit(jax.grad(loss))(layer, x)
     expected = jax.grad(lambda gate: jnp.sum(jnp.tanh(x @ gate) ** 2))(np.asarray(layer["gate"]))

@@ -18,10 +18,15 @@ from configs import quickstart
 from envs.alfworld import engine, games, generate, planner, vocabulary
 from envs.alfworld.domain import AlfworldDomain
 from envs.base import Obs
+from envs.ezpoints.domain import EzpointsDomain
+from envs.sokoban.domain import GOAL as SOKOBAN_GOAL
+from envs.sokoban.domain import SokobanDomain
+from envs.sokoban.room import ACTIONS
 from seed_jax import sharding
 from seed_jax import tokenizer as tok
 from seed_jax.models import hf
 from seed_jax.models.spec import ModelSpec, init_params
+from seed_jax.models.vision_spec import VisionSpec
 from seed_jax.runtime.logging import is_measured, prepare_workdir, read_jsonl
 from seed_jax.train.packing import Sample, Shape
 from seed_jax.train.sft import train_sft
@@ -33,6 +38,11 @@ action PutObject {{
     template :: "move {{o}} to {{r}}";
 }}
 """
+IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+VISION_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 @functools.cache
@@ -94,6 +104,53 @@ def save_model(out: Path, seed: int = 0, steps: int = 0) -> Path:
             pad_token_id=words.pad_token_id,
         )
     return out
+
+
+@functools.cache
+def vision_tokenizer():
+    """Byte pairs of the prompts of the games with pictures, in the class that Qwen2.5-VL has."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
+
+    domains = (SokobanDomain("released", "image"), EzpointsDomain("released", "image"))
+    texts = [domain.prompt(SOKOBAN_GOAL, [], "Cards: A, K\nFormula: 1 +", [], 0) for domain in domains]
+    texts += [f"<think> {word} </think> <action>{word}</action>" for word in (*ACTIONS, *map(str, range(13)))]
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=1500, initial_alphabet=letters, show_progress=False))
+    learned = json.loads(core.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=learned["vocab"], merges=[tuple(pair) for pair in learned["merges"]], eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>", *IMAGE_TOKENS], chat_template=VISION_TEMPLATE,
+    )  # fmt: skip
+
+
+def vision_spec(vocab_size: int, **changes) -> ModelSpec:
+    """Qwen2.5-VL at toy size; a layer of its tower attends in windows, the other over the whole image."""
+    start, image, end = vision_tokenizer().convert_tokens_to_ids(list(IMAGE_TOKENS))
+    tower = VisionSpec(
+        depth=2, d_model=24, num_heads=2, d_ff=20, full_layers=(1,),
+        start_token=start, image_token=image, end_token=end,
+    )  # fmt: skip
+    sizes = {
+        "vocab_size": vocab_size, "d_model": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
+        "d_ff": 48, "rope_theta": 1e6, "max_position": 4096, "model_type": "qwen2_5_vl", "rope_sections": (1, 1, 2),
+        "vision": tower,
+    }  # fmt: skip
+    return ModelSpec(**sizes | changes)
+
+
+def vision_model(out: Path, seed: int = 0, **changes) -> Path:
+    """A tiny random Qwen2.5-VL as a Hugging Face directory; changes: fields of its ModelSpec."""
+    words = vision_tokenizer()
+    shape = vision_spec(len(words), **changes)
+    with tempfile.TemporaryDirectory() as folder:
+        words.save_pretrained(folder)
+        return hf.save(
+            init_params(shape, jax.random.PRNGKey(seed)), shape, out, tokenizer_dir=folder,
+            eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id,
+        )  # fmt: skip
 
 
 def config(model_dir: Path, method: str = "seed"):

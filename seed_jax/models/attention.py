@@ -103,6 +103,15 @@ def attention(
     return _over_mesh(kernel, mesh, q, k, v, q_segments, kv_segments)
 
 
+def bidirectional(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+    """Every token sees all of its own segment, in both directions: q, k, v [B, T, H, hd] -> [B, T, H, hd].
+
+    segments: [B, T] or [1, T] int; finite but meaningless where it is 0
+    """
+    same = (segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, None, :]
+    return _dense(q, k, v, same)
+
+
 def visible(q_segments: jax.Array, kv_segments: jax.Array, q_positions: jax.Array | None = None) -> jax.Array:
     """Which key each query may see: [B, T, S] bool. Arguments as in `attention`."""
     if q_positions is None:

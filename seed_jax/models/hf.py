@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -35,16 +36,20 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+# How to cut and scale images; `transformers` 5 writes the second one, vLLM needs one of the first two.
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 # What an export holds whose record has no list of files, as the first version wrote it.
 _UNLISTED_FILES = ("config.json", "generation_config.json", WEIGHTS_FILE, RECORD_FILE, *TOKENIZER_FILES)
 EXPORT_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 MAX_SHARD_BYTES = 5 * 10**9
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_FILES = ("*.safetensors", INDEX_FILE, "config.json", "generation_config.json", *TOKENIZER_FILES)
+_HUB_FILES = ("*.safetensors", INDEX_FILE, "config.json", "generation_config.json", *TOKENIZER_FILES, *PROCESSOR_FILES)
 _ROWS_PER_READ = 8192  # of a table [V, D]; one layer is read at once
 # Buffers that old checkpoints store although they follow from the config.
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"
+# Prefix of a tensor of Qwen2.5-VL in `transformers` -> on the hub, where the table of weights has its names from.
+_HUB_PREFIXES = {"model.visual.": "visual.", "model.language_model.": "model."}
 
 
 def load(
@@ -64,7 +69,7 @@ def load(
         raise ValueError(f"dtype={dtype!r} is not a floating-point type; use float32 or bfloat16")
     directory = resolve(source)
     spec = load_spec(directory)
-    stored = tensor_files.scan(directory)
+    stored = _scan(spec, directory)
     _check_tensors(spec, stored, directory)
     return spec, spec_lib.map_weights(lambda weight: _load_weight(weight, stored, mesh, np.dtype(dtype)), spec)
 
@@ -89,7 +94,7 @@ def resolve(source: str | os.PathLike[str]) -> Path:
 
 
 def load_spec(directory: str | os.PathLike[str]) -> ModelSpec:
-    """The ModelSpec of a checkpoint directory, from its config.json."""
+    """The ModelSpec of a checkpoint directory, from its config.json (and the limits of images from its processor's)."""
     directory = Path(directory)
     if not directory.is_dir():
         state = "is a file; give its directory" if directory.exists() else "does not exist"
@@ -99,12 +104,34 @@ def load_spec(directory: str | os.PathLike[str]) -> ModelSpec:
         raise FileNotFoundError(f"{directory} has no config.json; it is not a Hugging Face checkpoint directory")
     config = read_json(path)
     try:
-        return ModelSpec.from_hf(config)
+        spec = ModelSpec.from_hf(config)
+        for name in PROCESSOR_FILES[:2] if spec.vision is not None else ():
+            if (directory / name).is_file():
+                path = directory / name
+                config = read_json(path)
+                vision = spec.vision.with_processor(config.get("image_processor", config))
+                return dataclasses.replace(spec, vision=vision)
+        return spec
+    except CheckpointError:
+        raise
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 # -- in ----------------------------------------------------------------------------------------------------------------
+
+
+def _scan(spec: ModelSpec, directory: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by their names on the hub."""
+    stored = tensor_files.scan(directory)
+    if spec.vision is None:
+        return stored
+
+    def hub_name(name: str) -> str:
+        prefix = next((prefix for prefix in _HUB_PREFIXES if name.startswith(prefix)), None)
+        return name if prefix is None else _HUB_PREFIXES[prefix] + name.removeprefix(prefix)
+
+    return {hub_name(name): tensor for name, tensor in stored.items()}
 
 
 def _check_tensors(spec: ModelSpec, stored: Mapping[str, Tensor], directory: Path) -> None:
@@ -121,7 +148,7 @@ def _check_tensors(spec: ModelSpec, stored: Mapping[str, Tensor], directory: Pat
             f"{stored[extra[0]].file} holds {len(extra)} tensor(s) that its config.json does not know: {_some(extra)}"
         )
     for name, weight in expected.items():
-        file, shape, form = stored[name]
+        file, _, shape, form = stored[name]
         if shape != weight.hf_shape:
             raise CheckpointError(f"{file}: tensor {name} has shape {shape}; config.json asks for {weight.hf_shape}")
         if form not in tensor_files.FLOAT_FORMATS:
@@ -208,7 +235,7 @@ def _read_tensor(
         inner += [slice(None), *(slice(*one) for one in bounds[group][1:])]
     if weight.transpose:
         ranges.reverse()
-    tensor = tensor_files.read(name, stored[name], tuple(ranges))
+    tensor = tensor_files.read(stored[name], tuple(ranges))
     return (tensor.T if weight.transpose else tensor).reshape(shape)[tuple(inner)]
 
 
@@ -242,7 +269,7 @@ def save(
 ) -> Path:
     """Write a directory that `transformers` and `load` read: config, generation config, weights, tokenizer.
 
-    tokenizer_dir: its tokenizer files and chat template are copied
+    tokenizer_dir: its tokenizer files, chat template and image processor's files are copied
     dtype: "float32" | "bfloat16", of the stored tensors
     extra_files: file name -> text, e.g. a model card
     record: what seed_jax.json says beside the names of the files; that file marks the directory as an export
@@ -267,6 +294,8 @@ def save(
         write_json(partial / "generation_config.json", token_ids)
         if tokenizer_dir is not None:
             _copy_tokenizer(Path(tokenizer_dir), partial)
+        if spec.vision is not None and not any((partial / name).is_file() for name in PROCESSOR_FILES[:2]):
+            write_json(partial / PROCESSOR_FILES[0], spec.vision.processor_config())
         for name, text in (extra_files or {}).items():
             if Path(name).name != name or name == RECORD_FILE or (partial / name).exists():
                 raise ValueError(f"extra_files name {name!r} must be a plain, unused file name")
@@ -306,9 +335,9 @@ def _tensors(params: dict[str, Any], spec: ModelSpec) -> dict[str, tuple[Weight,
 
     spec_lib.map_weights(add, spec, params)
     tensors = {weight.hf_name: (weight, leaf, None) for weight, leaf in pairs if not weight.stacked}
-    for layer in range(spec.num_layers):
+    for layer in range(max(weight.shape[0] for weight, _ in pairs if weight.stacked)):
         for weight, leaf in pairs:
-            if weight.stacked:
+            if weight.stacked and layer < weight.shape[0]:
                 tensors[weight.hf_name.format(layer=layer)] = (weight, leaf, layer)
     return tensors
 
@@ -337,5 +366,5 @@ def _copy_tokenizer(source: Path, target: Path) -> None:
     found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not found:
         raise FileNotFoundError(f"tokenizer_dir {source} has none of {', '.join(TOKENIZER_FILES)}")
-    for name in found:
+    for name in [*found, *(name for name in PROCESSOR_FILES if (source / name).is_file())]:
         shutil.copyfile(source / name, target / name)

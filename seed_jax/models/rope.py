@@ -31,6 +31,7 @@ _OPTIONAL = {
         "original_max_position", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
     ),
 }  # fmt: skip
+_DEFAULT_SECTIONS = (16, 24, 24)  # of transformers
 _SECTIONS = ("rope_scaling", "rope_parameters")  # before transformers 5, and since; the first one given counts
 
 
@@ -116,6 +117,24 @@ def from_config(config: Mapping[str, Any], max_position: int) -> tuple[float, Ro
     return theta, _scaling(kind, {**values, "original_max_position": original}, section)
 
 
+def split_sections(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """A parsed config.json of M-RoPE (arXiv 2409.12191, section 2.1) -> what `from_config` reads, and the sections.
+
+    The sections are the numbers of pairs of a head that turn by the frame, the row and the column of a position.
+    """
+    config, found = dict(config), None
+    for name in _SECTIONS:
+        if config.get(name):
+            given = dict(config[name])
+            sections = given.pop("mrope_section", None)
+            found = sections if found is None else found
+            config[name] = {key: "default" if value == "mrope" else value for key, value in given.items()}
+    found = _DEFAULT_SECTIONS if found is None else found
+    if not isinstance(found, (list, tuple)) or any(type(pairs) is not int or pairs < 1 for pairs in found):
+        raise ValueError(f"config field mrope_section={found!r} must be a list of three numbers of pairs")
+    return config, tuple(found)
+
+
 def _scaling(kind: str, values: Mapping[str, Any], section: str) -> RopeScaling:
     """Only the fields that `kind` reads; transformers ignores the others too."""
     for name in _NEEDED[kind]:
@@ -144,11 +163,13 @@ def _hf_fields(kind: str) -> list[str]:
     return [_HF_NAMES.get(name, name) for name in (*_NEEDED.get(kind, ()), *_OPTIONAL.get(kind, ()))]
 
 
-def to_config(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
+def to_config(theta: float, scaling: RopeScaling | None, sections: tuple[int, ...] = ()) -> dict[str, Any]:
     """The fields of config.json, in both spellings, so that old and new `transformers` agree."""
+    shared = {"mrope_section": list(sections)} if sections else {}
     if scaling is None:
-        return {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
-    fields: dict[str, Any] = {"rope_type": scaling.kind}
+        old = {"rope_scaling": {"type": "mrope", **shared}} if sections else {}
+        return {"rope_theta": theta, **old, "rope_parameters": {"rope_type": "default", "rope_theta": theta, **shared}}
+    fields: dict[str, Any] = {"rope_type": scaling.kind, **shared}
     for name in (*_NEEDED[scaling.kind], *_OPTIONAL[scaling.kind]):
         value = getattr(scaling, name)
         if value is not None and not (name == "truncate" and value):

@@ -2,7 +2,8 @@
 
 The initializer, the sharding and the Hugging Face name of every tensor derive from that table; nothing else in the
 project lists weights. Supported: the dense decoder block that Qwen2.5, Qwen3 and Llama share (RMSNorm, rotary
-positions, grouped-query attention, gated SiLU feed-forward), with Qwen2's QKV bias and Qwen3's QK-norm as options.
+positions, grouped-query attention, gated SiLU feed-forward), with Qwen2's QKV bias and Qwen3's QK-norm as options, and
+Qwen2.5-VL, which is Qwen2.5 with a vision tower.
 
 Glossary: V vocab, D model, H heads, K kv heads, F ffn, L layers, hd head dim.
 """
@@ -12,21 +13,29 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from seed_jax.models import rope
+from seed_jax.models import rope, vision_weights
+from seed_jax.models import weight as weight_lib
 from seed_jax.models.vision_spec import VisionSpec
+from seed_jax.models.weight import Weight
 
-MODEL_TYPES = ("qwen2", "qwen3", "llama")
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+ARCHITECTURES = {
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+}
+MODEL_TYPES = tuple(ARCHITECTURES)
+_WITH_BIAS = ("qwen2", "qwen2_5_vl")  # the same decoder
 
 # A config.json may leave out what equals the class default of `transformers`; these are those defaults.
-_DEFAULT_HEAD_DIM = {"qwen2": None, "qwen3": 128, "llama": None}
-_DEFAULT_MAX_POSITION = {"qwen2": 32768, "qwen3": 32768, "llama": 2048}
+_DEFAULT_HEAD_DIM = {"qwen3": 128}
+_DEFAULT_MAX_POSITION = {"llama": 2048}
+_DEFAULT_VISION = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
 _EMBED_STD = 0.02
 
 
@@ -84,12 +93,11 @@ class ModelSpec:
 
     def _check_family(self) -> None:
         """The `transformers` class of each family fixes bias and QK-norm; a mismatch could not be exported."""
-        bias_allowed = {"qwen2": (True,), "qwen3": (False,), "llama": (False,)}[self.model_type]
-        if self.qkv_bias not in bias_allowed:
+        if self.qkv_bias != (self.model_type in _WITH_BIAS):
             raise ValueError(f"qkv_bias={self.qkv_bias} does not exist in model_type={self.model_type!r}")
         if self.qk_norm != (self.model_type == "qwen3"):
             raise ValueError(f"qk_norm={self.qk_norm} does not exist in model_type={self.model_type!r}")
-        if self.model_type == "qwen2" and self.head_dim * self.num_heads != self.d_model:
+        if self.model_type in _WITH_BIAS and self.head_dim * self.num_heads != self.d_model:
             raise ValueError(
                 f"head_dim={self.head_dim} times num_heads={self.num_heads} is not d_model={self.d_model}; "
                 "only qwen3 and llama allow a free head_dim"
@@ -97,6 +105,15 @@ class ModelSpec:
         if self.model_type == "llama" and self.d_model % self.num_heads:
             raise ValueError(
                 f"d_model={self.d_model} is not a multiple of num_heads={self.num_heads}, as llama requires"
+            )
+        if (self.vision is not None) != (self.model_type == "qwen2_5_vl"):
+            raise ValueError(f"vision={self.vision} does not exist in model_type={self.model_type!r}")
+        if (self.vision is None and self.rope_sections) or (
+            self.vision is not None and (len(self.rope_sections) != 3 or 2 * sum(self.rope_sections) != self.head_dim)
+        ):
+            raise ValueError(
+                f"rope_sections={self.rope_sections} (mrope_section in a config) must be three numbers whose sum is "
+                f"half of head_dim={self.head_dim} for a model that sees, and () for others"
             )
 
     @property
@@ -120,11 +137,19 @@ class ModelSpec:
             raise ValueError(
                 f"config field model_type={model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}"
             )
+        sections, vision = (), None
+        if model_type == "qwen2_5_vl":
+            # Flat on the hub, the part of text by itself since transformers 4.52.
+            tied = config.get("tie_word_embeddings")
+            text = {**_DEFAULT_VISION, **config, **(config.get("text_config") or {})}
+            vision = VisionSpec.from_hf(config, _required(text, "hidden_size"))
+            config, sections = rope.split_sections(text)
+            config["tie_word_embeddings"] = tied or config.get("tie_word_embeddings")
         _refuse_unsupported(config, model_type)
         heads = _required(config, "num_attention_heads")
         d_model = _required(config, "hidden_size")
         kv_heads = config.get("num_key_value_heads") or heads
-        max_position = int(config.get("max_position_embeddings", _DEFAULT_MAX_POSITION[model_type]))
+        max_position = int(config.get("max_position_embeddings", _DEFAULT_MAX_POSITION.get(model_type, 32768)))
         rope_theta, rope_scaling = rope.from_config(config, max_position)
         return cls(
             vocab_size=_required(config, "vocab_size"),
@@ -132,16 +157,18 @@ class ModelSpec:
             num_layers=_required(config, "num_hidden_layers"),
             num_heads=heads,
             num_kv_heads=kv_heads,
-            head_dim=config.get("head_dim") or _DEFAULT_HEAD_DIM[model_type] or d_model // heads,
+            head_dim=config.get("head_dim") or _DEFAULT_HEAD_DIM.get(model_type) or d_model // heads,
             d_ff=_required(config, "intermediate_size"),
             rope_theta=rope_theta,
             rms_eps=float(config.get("rms_norm_eps", 1e-6)),
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-            qkv_bias=model_type == "qwen2",
+            qkv_bias=model_type in _WITH_BIAS,
             qk_norm=model_type == "qwen3",
             model_type=model_type,
             max_position=max_position,
             rope_scaling=rope_scaling,
+            vision=vision,
+            rope_sections=sections,
         )
 
     def to_hf(self) -> dict[str, Any]:
@@ -160,7 +187,7 @@ class ModelSpec:
             "initializer_range": _EMBED_STD,
             "rms_norm_eps": self.rms_eps,
             "tie_word_embeddings": self.tie_embeddings,
-            **rope.to_config(self.rope_theta, self.rope_scaling),
+            **rope.to_config(self.rope_theta, self.rope_scaling, self.rope_sections),
             "attention_dropout": 0.0,
             "use_cache": True,
         }
@@ -170,8 +197,10 @@ class ModelSpec:
             config |= {"use_sliding_window": False}
         if self.model_type == "qwen3":
             config |= {"attention_bias": False}
-        if self.model_type != "qwen2":
+        if self.model_type not in _WITH_BIAS:
             config |= {"head_dim": self.head_dim}
+        if self.vision is not None:
+            config |= self.vision.to_hf(self.d_model)
         return config
 
 
@@ -197,7 +226,7 @@ def _refuse_unsupported(config: Mapping[str, Any], model_type: str) -> None:
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"config field hidden_act={config['hidden_act']!r} is not supported; only 'silu' is")
     for field in ("attention_bias", "mlp_bias"):
-        if model_type != "qwen2" and config.get(field):
+        if model_type not in _WITH_BIAS and config.get(field):
             raise ValueError(f"config field {field}=true is not supported for {model_type}; only models without it are")
     if config.get("pretraining_tp", 1) not in (None, 1):
         raise ValueError(f"config field pretraining_tp={config['pretraining_tp']} is not supported; only 1 is")
@@ -205,41 +234,8 @@ def _refuse_unsupported(config: Mapping[str, Any], model_type: str) -> None:
         raise ValueError("config field quantization_config is not supported; load an unquantized checkpoint")
 
 
-class Weight(NamedTuple):
-    """One tensor of the model.
-
-    shape: as stored here; tensors of the layer stack lead with L
-    axes: logical axis name of each dimension ("layer", "vocab", "embed", "heads", "kv_heads", "head_dim", "ffn")
-    hf_name: name in a Hugging Face checkpoint, with {layer} where there is one tensor per layer
-    hf_shape: shape of one such tensor
-    transpose: Hugging Face stores [out, in] and we store [in, out]: ours = hf.T.reshape(shape without L)
-    std: standard deviation of the initial normal; None means constant `fill`
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
-    hf_name: str
-    hf_shape: tuple[int, ...]
-    transpose: bool = False
-    std: float | None = None
-    fill: float = 0.0
-
-    @property
-    def stacked(self) -> bool:
-        return self.axes[0] == "layer"
-
-    def from_hf(self, tensor: np.ndarray) -> np.ndarray:
-        """One Hugging Face tensor [hf_shape] -> our layout (one layer, without L)."""
-        ours = self.shape[1:] if self.stacked else self.shape
-        return (tensor.T if self.transpose else tensor).reshape(ours)
-
-    def to_hf(self, tensor: np.ndarray) -> np.ndarray:
-        """Inverse of `from_hf`."""
-        return tensor.reshape(self.hf_shape[::-1]).T if self.transpose else tensor.reshape(self.hf_shape)
-
-
 def weights(spec: ModelSpec) -> dict[str, Any]:
-    """The weight table: {"embed", "layers": {...}, "final_norm", ["lm_head"]}; parameters have the same tree.
+    """The table {"embed", "layers": {...}, "final_norm", ["lm_head"], ["vision"]}; parameters have the same tree.
 
     Matrices are initialized with std 1/sqrt(fan_in); the two that write to the residual stream are also divided by
     sqrt(2 L), so its variance does not grow with depth (GPT-2, section 2.3).
@@ -249,20 +245,10 @@ def weights(spec: ModelSpec) -> dict[str, Any]:
     residual = 1.0 / math.sqrt(2 * spec.num_layers)
 
     def matrix(name: str, ins: dict[str, int], outs: dict[str, int], scale: float = 1.0) -> Weight:
-        fan_in, fan_out = math.prod(ins.values()), math.prod(outs.values())
-        return Weight(
-            shape=(spec.num_layers, *ins.values(), *outs.values()),
-            axes=("layer", *ins, *outs),
-            hf_name=f"model.layers.{{layer}}.{name}.weight",
-            hf_shape=(fan_out, fan_in),
-            transpose=True,
-            std=scale / math.sqrt(fan_in),
-        )
+        return weight_lib.matrix(f"model.layers.{{layer}}.{name}.weight", ins, outs, spec.num_layers, scale)
 
     def vector(name: str, dims: dict[str, int], fill: float) -> Weight:
-        flat = (math.prod(dims.values()),)
-        shape, axes = (spec.num_layers, *dims.values()), ("layer", *dims)
-        return Weight(shape, axes, f"model.layers.{{layer}}.{name}", flat, fill=fill)
+        return weight_lib.vector(f"model.layers.{{layer}}.{name}", dims, fill, spec.num_layers)
 
     embed, ffn = {"embed": d_model}, {"ffn": d_ff}
     query, key = {"heads": heads, "head_dim": head_dim}, {"kv_heads": kv_heads, "head_dim": head_dim}
@@ -294,6 +280,8 @@ def weights(spec: ModelSpec) -> dict[str, Any]:
     if not spec.tie_embeddings:
         # Rows are tokens, as in the embedding: one `unembed` serves both.
         tree["lm_head"] = Weight(table, ("vocab", "embed"), "lm_head.weight", table, std=_EMBED_STD)
+    if spec.vision is not None:
+        tree["vision"] = vision_weights.weights(spec.vision, d_model)
     return tree
 
 

@@ -25,6 +25,7 @@ class Tensor(NamedTuple):
     """Where a tensor is and what its file says about it, without its values."""
 
     file: Path
+    name: str  # in the file
     shape: tuple[int, ...]
     format: str  # of safetensors: "F32", "BF16", ...
 
@@ -52,14 +53,14 @@ def scan(directory: Path) -> dict[str, Tensor]:
     return found
 
 
-def read(name: str, tensor: Tensor, index: tuple[slice, ...]) -> np.ndarray:
+def read(tensor: Tensor, index: tuple[slice, ...]) -> np.ndarray:
     """The part `index` of one tensor, in its stored dtype; only the bytes of that part are read.
 
     The file is opened for this one call: it is memory-mapped, and every page once read counts as memory of the process
     until the file is closed. Opening costs a fraction of a millisecond.
     """
     with _open(tensor.file) as handle:
-        return handle.get_slice(name)[index]
+        return handle.get_slice(tensor.name)[index]
 
 
 def write(
@@ -121,7 +122,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def _headers(path: Path) -> dict[str, Tensor]:
     with _open(path) as handle:
         slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (not a dict)
-        return {name: Tensor(path, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+        return {name: Tensor(path, name, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
 
 
 @contextlib.contextmanager

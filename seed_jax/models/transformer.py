@@ -8,38 +8,28 @@ Glossary: B rows, T row tokens, H heads, K kv heads, hd head dim, D model, F ffn
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from seed_jax import sharding
 from seed_jax.models import attention as attention_lib
 from seed_jax.models import rope as rope_lib
+from seed_jax.models import spec as spec_lib
+from seed_jax.models import vision
+from seed_jax.models.layers import REMAT_POLICIES, UNROLL_UP_TO, Rope, check_remat, project, rms_norm, rotate
 from seed_jax.models.spec import ModelSpec
 
-Rope = tuple[jax.Array, jax.Array]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-
-# Models this shallow are unrolled: 13 % less CPU time forward and backward (d 128, 5 layers, 6144 tokens), and still
-# compiled in seconds.
-UNROLL_UP_TO = 6
 
 # With full remat on a mesh, the feed-forward part takes at most this many tokens of a device at a time: enough to keep
 # the matrix unit busy. Qwen2.5-3B with 16384 tokens on each of 16 v5e chips: 5.07 GB of temporary memory without
 # pieces, 3.96 GB with two (compiled, not run).
 FFN_TOKENS = 8192
-
-# What the backward pass may keep of a layer. "dots" keeps the outputs of the weight matrices and recomputes the
-# attention scores, which are the T x T part.
-REMAT_POLICIES = {
-    "none": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
 
 
 def embed(
@@ -56,43 +46,29 @@ def embed(
     return sharding.constrain(sharding.constrain(vectors, mesh, None, None, "fsdp"), mesh, "fsdp")
 
 
+def splice(x: jax.Array, tokens: jax.Array, features: jax.Array, spec: ModelSpec) -> jax.Array:
+    """x [B, T, D] with the k-th image token of each row of tokens [B, T] replaced by features[:, k], of [B, F, D]."""
+    seen = tokens == spec.vision.image_token
+    place = jnp.clip(jnp.cumsum(seen, axis=1) - 1, 0, features.shape[1] - 1)
+    picked = jnp.take_along_axis(features, place[:, :, None], axis=1).astype(x.dtype)
+    return jnp.where(seen[:, :, None], picked, x)
+
+
 def rope_table(spec: ModelSpec, positions: jax.Array) -> Rope:
     """Cosines and sines of the rotary embedding (Su et al. 2021, eq. 15): positions [...] -> two [..., hd/2].
 
-    Both are float32.
+    Both are float32. With spec.rope_sections, positions may also be [B, T, 3]: each section of the pairs turns by its
+    own number (M-RoPE, arXiv 2409.12191, section 2.1); [B, T] is the same number three times.
     """
     frequencies = rope_lib.inverse_frequencies(spec.head_dim, spec.rope_theta, spec.rope_scaling)
-    angles = positions[..., None].astype(jnp.float32) * frequencies
+    if spec.rope_sections and positions.ndim == 3:
+        angles = positions[..., np.repeat(np.arange(3), spec.rope_sections)].astype(jnp.float32) * frequencies
+    else:
+        angles = positions[..., None].astype(jnp.float32) * frequencies
     magnitude = rope_lib.magnitude(spec.rope_scaling)
     if magnitude == 1.0:
         return jnp.cos(angles), jnp.sin(angles)
     return magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)
-
-
-def rotate(x: jax.Array, rope: Rope) -> jax.Array:
-    """Rotate heads x [..., heads, hd]; element i pairs with i + hd/2, the layout of Hugging Face checkpoints."""
-    cos, sin = (part[..., None, :] for part in rope)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
-
-
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """x / rms(x) * scale over the last axis, computed in float32, returned in x's dtype."""
-    wide = x.astype(jnp.float32)
-    inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * inverse * scale.astype(jnp.float32)).astype(x.dtype)
-
-
-def _project(x: jax.Array, weight: jax.Array, contracted: int = 1) -> jax.Array:
-    """x [B, T, *in] times weight [*in, *out] -> [B, T, *out]; `contracted` is the number of `in` dimensions.
-
-    One plain matrix product over B*T tokens: on CPU, XLA runs forward plus backward 1.25x faster than over [B, T, D].
-    """
-    lead, out = x.shape[:2], weight.shape[contracted:]
-    fan_in = math.prod(weight.shape[:contracted])
-    product = x.reshape(-1, fan_in) @ weight.astype(x.dtype).reshape(fan_in, -1)
-    return product.reshape(*lead, *out)
 
 
 def project_qkv(layer: dict[str, jax.Array], spec: ModelSpec, x: jax.Array, rope: Rope) -> tuple[jax.Array, ...]:
@@ -101,7 +77,7 @@ def project_qkv(layer: dict[str, jax.Array], spec: ModelSpec, x: jax.Array, rope
     layer: one slice of params["layers"] (no L axis); rope: `rope_table` of the tokens' positions.
     """
     hidden = rms_norm(x, layer["attn_norm"], spec.rms_eps)
-    q, k, v = (_project(hidden, layer[name]) for name in "qkv")
+    q, k, v = (project(hidden, layer[name]) for name in "qkv")
     if spec.qkv_bias:
         q, k, v = (part + layer[f"{name}_bias"].astype(x.dtype) for part, name in zip((q, k, v), "qkv", strict=True))
     if spec.qk_norm:
@@ -118,12 +94,12 @@ def finish(
     pieces: a divisor of T. The feed-forward part runs over so many pieces of the rows, one after the other, forward and
         backward: only one piece of its [B, T, F] intermediates exists at a time.
     """
-    x = x + _project(attended, layer["o"], contracted=2)
+    x = x + project(attended, layer["o"], contracted=2)
 
     def feed_forward(x: jax.Array) -> jax.Array:
         hidden = rms_norm(x, layer["mlp_norm"], spec.rms_eps)
-        gated = jax.nn.silu(_project(hidden, layer["gate"])) * _project(hidden, layer["up"])
-        return x + _project(gated, layer["down"])
+        gated = jax.nn.silu(project(hidden, layer["gate"])) * project(hidden, layer["up"])
+        return x + project(gated, layer["down"])
 
     if pieces == 1:
         return feed_forward(x)
@@ -178,27 +154,29 @@ def hidden_states(
     remat: str = "none",
     attention: str = "dense",
     mesh: Mesh | None = None,
+    images: jax.Array | None = None,
     return_kv: bool = False,
 ) -> jax.Array | tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Run the layers over packed rows; the result is after the final norm.
 
     tokens: [B, T] ids below V; segment_ids: [B, T], 0 is padding and nothing else says so; positions: [B, T], counted
-        from 0 inside each segment
+        from 0 inside each segment, or [B, T, 3] (see `rope_table`)
     dtype: compute dtype, default that of the parameters
     remat: "none" | "dots" | "full", what the backward pass recomputes
     attention: backend, see attention.BACKENDS
     mesh: says how the work is split: rows over "fsdp", heads and ffn over "tensor", and each layer's weights gathered
         when the layer runs. Splash and cudnn need it on more than one device. None leaves all to the partitioner.
+    images: [B, I, H, W, 3] uint8 of fitted size, those of each row in the order of their image tokens; what is behind
+        them is not used
     return_kv: also return the rotated keys and the values of every layer, each [L, B, T, K, hd] (prefill)
     returns [B, T, D], or ([B, T, D], (keys, values)); finite but meaningless at padding
     """
-    if remat not in REMAT_POLICIES:
-        raise ValueError(f"remat={remat!r} is not supported; use one of {', '.join(REMAT_POLICIES)}")
-    rope = rope_table(spec, positions)
+    check_remat(remat)
+    rope, table = rope_table(spec, positions), spec_lib.weights(spec)["layers"]
     pieces = _ffn_pieces(*tokens.shape, mesh) if remat == "full" else 1
 
     def layer_step(x: jax.Array, layer: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
-        layer = sharding.gather_layer(layer, spec, mesh, x.dtype)
+        layer = sharding.gather_layer(layer, table, mesh, x.dtype)
         q, k, v = project_qkv(layer, spec, x, rope)
         attended = attention_lib.attention(q, k, v, segment_ids, segment_ids, backend=attention, mesh=mesh)
         x = sharding.constrain(finish(layer, spec, x, attended, pieces), mesh, "fsdp")
@@ -208,6 +186,11 @@ def hidden_states(
         # Inside a scan the compiler cannot merge the recomputation with the original, so no barrier is needed.
         layer_step = jax.checkpoint(layer_step, policy=REMAT_POLICIES[remat], prevent_cse=False)
     unroll = spec.num_layers <= UNROLL_UP_TO
-    x, kv = jax.lax.scan(layer_step, embed(params, spec, tokens, dtype, mesh), params["layers"], unroll=unroll)
+    x = embed(params, spec, tokens, dtype, mesh)
+    if images is not None:
+        batch, _, *size = images.shape
+        seen = vision.features(params, spec, images.reshape(-1, *size), dtype=x.dtype, mesh=mesh, remat=remat)
+        x = splice(x, tokens, seen.reshape(batch, -1, spec.d_model), spec)
+    x, kv = jax.lax.scan(layer_step, x, params["layers"], unroll=unroll)
     hidden = final_norm(params, spec, x)
     return (hidden, kv) if return_kv else hidden
