@@ -52,14 +52,16 @@ def lower_decode(spec: ModelSpec, mesh: Mesh, room: Room, dtype: Any):
     """One call of the decode program: up to STEPS tokens in every slot of the room."""
     with jax.set_mesh(mesh):
         return decode.programs(spec, mesh, (0,), "splash").decode.lower(
-            abstract_weights(spec, mesh, dtype), abstract_cache(spec, mesh, room, dtype), *_decode_inputs(mesh, room)
+            abstract_weights(spec, mesh, dtype),
+            abstract_cache(spec, mesh, room, dtype),
+            *_decode_inputs(spec, mesh, room),
         )
 
 
-def _decode_inputs(mesh: Mesh, room: Room) -> tuple[jax.ShapeDtypeStruct, ...]:
+def _decode_inputs(spec: ModelSpec, mesh: Mesh, room: Room) -> tuple[jax.ShapeDtypeStruct, ...]:
     struct = functools.partial(jax.ShapeDtypeStruct, sharding=sharding.replicated(mesh))
     return (
-        struct((room.slots, len(decode.INTS)), jnp.int32),
+        struct((room.slots, len(decode.int_columns(spec))), jnp.int32),
         struct((room.slots, len(decode.FLOATS)), jnp.float32),
         struct((room.slots, STEPS, 2), jnp.float32),
     )
@@ -76,7 +78,7 @@ def lower_paged(kind: str, spec: ModelSpec, mesh: Mesh, room: Room, dtype: Any, 
     if kind == "decode":
         function = functools.partial(paged.decode, spec=spec, stop_ids=(0,), mesh=mesh, columns=columns)
         step = jax.jit(function, donate_argnums=1, out_shardings=(places, (whole,) * 4))
-        inputs = _decode_inputs(mesh, room)
+        inputs = _decode_inputs(spec, mesh, room)
     else:
         options = {"attention": "splash", "mesh": mesh, "window": window, "columns": columns}
         step = jax.jit(functools.partial(paged.prefill, spec=spec, **options), donate_argnums=1, out_shardings=places)
