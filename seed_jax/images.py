@@ -70,8 +70,16 @@ def tokens_of(image: np.ndarray, vision: VisionSpec) -> int:
 
 
 def escape(text: str) -> str:
-    """Text of a model or of an environment, in which nothing may stand for an image."""
-    return text.replace(PLACEHOLDER, _ESCAPED)
+    """Text of a model or of an environment, in which nothing may stand for an image, nor for another special token."""
+    return text.replace(PLACEHOLDER, _ESCAPED).replace("<|", "< |")
+
+
+def check_places(text: str, images: Sequence[Any]) -> None:
+    """Raises ValueError if a prompt has not one place for each image."""
+    if text.count(PLACEHOLDER) != len(images):
+        raise ValueError(
+            f"a prompt has {text.count(PLACEHOLDER)} places for images ({PLACEHOLDER}) and {len(images)} images"
+        )
 
 
 def expand(ids: Sequence[int], images: Sequence[np.ndarray], vision: VisionSpec) -> list[int]:
