@@ -1,8 +1,9 @@
 """What a run would need on a TPU slice, before there is one: its real programs, compiled on a host without a TPU.
 
 `programs` lists the programs that a run of a config compiles on a slice: the update, the step of stage 1, the way of
-the weights to the sampler, and the sampler's prefill and decode on one host, with images also what reads them. `check` compiles one and reports memory,
-work and time at the chip's peak. See seed_jax/aot.py for what compiling without a TPU needs.
+the weights to the sampler, and the sampler's prefill and decode on one host, with images also what reads them. `check`
+compiles one and reports memory, work and time at the chip's peak. See seed_jax/aot.py for what compiling without a TPU
+needs.
 
 A program's memory is what it reads (arguments), writes (output, without what reuses an argument) and needs meanwhile
 (temp), and what else lies on the chip then (beside): the training state during a rollout, and the other room's cache.

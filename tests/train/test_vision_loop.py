@@ -102,7 +102,7 @@ def test_a_model_of_text_is_refused(sighted, one_device, tmp_path):
     config = library("sokoban", sighted)
     with open_environment(config) as setup:
         config.model.init = str(tiny.save_model(tmp_path / "blind"))
-        with pytest.raises(ConfigError, match="'image', but model.init is a model without vision"):
+        with pytest.raises(ConfigError, match=r"'image', but model.init is a model without vision"):
             train(config, setup, tmp_path / "run")
 
 
