@@ -227,8 +227,7 @@ def _prompts(tokenizer, world: World, episodes, current, live, max_tokens: int, 
         return world.domain.prompt(clean(episode.goal), history, clean(observation.text), admissible, window)
 
     def encode(live: Sequence[int], texts: Sequence[str]) -> list[list[int]]:
-        shown = [images_lib.shown([current[index]]) for index in live]
-        return tok.encode_prompts(tokenizer, texts, images=shown if any(shown) else None)
+        return tok.encode_prompts(tokenizer, texts, images=[images_lib.shown([current[index]]) for index in live])
 
     texts = [render(index, world.history) for index in live]
     ids = encode(live, texts)

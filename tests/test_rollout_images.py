@@ -39,7 +39,7 @@ class Pictures:
     def _observe(self, slot):
         number, step = self.steps[slot]
         picture = np.full((self.sides[number], self.sides[number], 3), number + 1 + 10 * step, np.uint8)
-        return Obs(f"text {step} <image>", ("<image>",), False, step == 2, image=picture)
+        return Obs(f"text {step} <image> <|image_pad|>", ("<image>",), False, step == 2, image=picture)
 
 
 class Words:
