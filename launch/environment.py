@@ -50,7 +50,7 @@ def open_world(config, samples: Sequence[Any]) -> Iterator[World]:
     if config.env.name in worlds.NAMES:
         with contextlib.ExitStack() as stack:
             try:
-                world = stack.enter_context(worlds.open_world(config))
+                world = stack.enter_context(worlds.open_world(config, samples[0]))
             except _GAME_ERRORS as error:
                 raise DataError(str(error)) from error
             yield world

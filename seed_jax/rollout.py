@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from seed_jax import images as images_lib
 from seed_jax import tokenizer as tok
+from seed_jax.config import ConfigError
 from seed_jax.models.vision_spec import VisionSpec
 from seed_jax.types import Episode, SamplingParams, Turn
 
@@ -42,12 +43,12 @@ class World(NamedTuple):
     min_pixels: int = 0
 
     def read_size(self, vision: VisionSpec | None) -> tuple[int, int] | None:
-        """Height and width of the images as a model with `vision` reads them; None if there are none. Raises ValueError
-        for a model that cannot see them."""
+        """Height and width of the images as a model with `vision` reads them; None if there are none. Raises
+        ConfigError for a model that cannot see them."""
         if self.image_size is None:
             return None
         if vision is None:
-            raise ValueError(
+            raise ConfigError(
                 "env.observation = 'image', but model.init is a model without vision; name another in model.init, or "
                 "set env.observation = 'text'"
             )
@@ -139,6 +140,7 @@ def play(
     if share:
         for episode in episodes:
             skills.give(episode, episode.index % group, share)
+    world.read_size(getattr(tokenizer, "vision", None))
     start, before = time.perf_counter(), Counter(sampler.stats)
     answers, current, reached = Answers(world.pool), {}, -1
     asked: dict[int, tuple[int, str, list[int]]] = {}  # handle -> episode, prompt and its ids
@@ -205,15 +207,11 @@ def _seen(observation, episode: Episode, world: World, tokenizer):
     """The observation with its image, if it has one, as the model reads it."""
     if observation.image is None:
         return observation
-    if world.image_size is None or getattr(tokenizer, "vision", None) is None:
-        raise ValueError(
-            f"task {episode.task_id} shows an image, but the model has no vision or the World no image_size"
-        )
     if observation.image.shape[:2] != world.image_size:
-        sizes = [" x ".join(map(str, size)) for size in (observation.image.shape[:2], world.image_size)]
+        sizes = [" x ".join(map(str, size or ("none",))) for size in (observation.image.shape[:2], world.image_size)]
         raise ValueError(
-            f"task {episode.task_id} shows an image of {sizes[0]} pixels, others {sizes[1]}; all images of a run have "
-            "one size, so take rooms of equal size from env.data"
+            f"task {episode.task_id} shows an image of {sizes[0]} pixels, not {sizes[1]}; all images of a run have "
+            "one size (image_size of its World), so put rooms of one size into env.data"
         )
     return observation._replace(image=images_lib.fit(observation.image, tokenizer.vision, world.min_pixels))
 
