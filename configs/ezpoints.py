@@ -36,5 +36,8 @@ def get_config(method: str = "seed") -> ConfigDict:
     config.pack.micros_per_mini = 6  # about the 128 turns of a published mini-batch
     config.eval.every = 5
     config.eval.split = "unseen"
+    config.annotate.temperature = 1.0
+    config.annotate.max_tokens = 2048
     config.sft.lr = 2e-6
+    config.sft.row_tokens = 4096  # the published length of an example; see docs/stage1.md for longer ones
     return methods.apply(config, method)

@@ -31,7 +31,8 @@ def played(steps: int, task: str = "room", won: bool = False, mark: str = "") ->
     mark: stands in each reply
     """
     game, domain = make(ROOM, max_steps=30, tile_px=28), SokobanDomain("released", "image")
-    moves = [*(("down", "up") * steps)[: steps - 1], "right"] if won else MOVES[:steps]
+    walk = [*["up"] * (1 - steps % 2), *["down", "up"] * ((steps - 1) // 2), "right"]
+    moves = walk if won else MOVES[:steps]
     observation, episode = game.reset(), Episode(task, "boxes_1", GOAL, 0, 0)
     for move in moves:
         reply = f"<think>I look around{mark}.</think><action>{move}</action>"

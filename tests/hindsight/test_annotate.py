@@ -225,9 +225,7 @@ def test_records_hold_all_that_the_analysis_reads(tmp_path):
     episode = played(3, "released", won=True)
     append_jsonl(tmp_path / "r.jsonl", records.to_record(episode, 0))
     (record,) = records.read_records(tmp_path / "r.jsonl")
-    assert analysis_prompt(records.to_episode(record), "released") == analysis_prompt(
-        episode, "released"
-    )
+    assert analysis_prompt(records.to_episode(record), "released") == analysis_prompt(episode, "released")
 
 
 @pytest.mark.parametrize(
