@@ -6,8 +6,8 @@ The published runs show pictures, to Qwen2.5-VL-3B-Instruct: --config.env.observ
 300 x 300 pixels is read at 308 x 308 and takes 121 of the prompt's tokens.
 
 There are only 304 deals. "seen" and "unseen" are panels of every deal of their split once, 83 and 70; they share no
-deal with training, but its pairs of values, of which there are 7. Success is reported by operator. The published 128 draws with
-repetition: launch.evaluate --reference_style.
+deal with training, but its pairs of values, of which there are 7. Success is reported by operator. The published 128
+draws with repetition: launch.evaluate --reference_style.
 
 python -m launch.evaluate --config=configs/ezpoints.py --checkpoint=runs/ezpoints --split=unseen
 """

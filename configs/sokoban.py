@@ -6,9 +6,9 @@ The published runs show pictures, to Qwen2.5-VL-3B-Instruct: --config.env.observ
 96 x 96 pixels is enlarged to 256 x 256 as there, read at 252 x 252, and takes 81 of the prompt's tokens. With
 --config.env.tile_px=28 --config.env.min_pixels=0 it is drawn at 168 x 168, a cell of the room a token: 36 of them.
 
-Rooms are generated unless --config.env.data=DIR names a folder with train.txt, seen.txt and unseen.txt (levels as
-text, an empty line between two). Generated rooms of "seen" and "unseen" occur in no other split, turned and mirrored ones included. Harder
-rooms: --config.env.min_moves=8, --config.env.boxes=2, --config.env.rows=8.
+Rooms are generated unless --config.env.data=DIR names a folder with train.txt, seen.txt and unseen.txt (levels as text,
+an empty line between two). Generated rooms of "seen" and "unseen" occur in no other split, turned and mirrored ones
+included. Harder rooms: --config.env.min_moves=8, --config.env.boxes=2, --config.env.rows=8.
 
 python -m launch.evaluate --config=configs/sokoban.py --checkpoint=runs/sokoban --split=unseen
 """
