@@ -177,13 +177,14 @@ def _embedded(data: str, method: str, model: str) -> Any:
 # -- Sokoban and EZPoints: "seen" and "unseen" are two panels of rooms, or deals, that do not occur in training
 
 
-def image_size(env, task: Task) -> tuple[int, int] | None:
-    """Height and width of the pictures of a task, which are those of all; None if there are none."""
+def image_size(env, task: Task | None = None) -> tuple[int, int] | None:
+    """Height and width of the pictures of a task, which are those of all; None if there are none. Without a task, of
+    generated ones."""
     if env.observation != "image":
         return None
     if env.name == "ezpoints":
         return cards.SIZE_PX, cards.SIZE_PX
-    room = read_level(task.source["level"])
+    room = env if task is None else read_level(task.source["level"])
     return room.rows * env.tile_px, room.columns * env.tile_px
 
 

@@ -25,7 +25,7 @@ def fitted_size(height: int, width: int, vision: VisionSpec) -> tuple[int, int]:
     if max(height, width) > _LARGEST_RATIO * min(height, width):
         raise ValueError(f"an image of {height} x {width} pixels: a side is over {_LARGEST_RATIO} times the other")
     cell = vision.cell
-    rows, columns = max(1, round(height / cell)), max(1, round(width / cell))
+    rows, columns = round(height / cell), round(width / cell)  # 0 for a side below half a cell, which is enlarged
     pixels = rows * columns * cell**2
     if pixels > vision.max_pixels:
         shrink = math.sqrt(height * width / vision.max_pixels)

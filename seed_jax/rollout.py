@@ -223,13 +223,11 @@ def _prompts(tokenizer, world: World, episodes, current, live, max_tokens: int, 
         episode, observation = episodes[index], current[index]
         clean = (lambda text: text) if observation.image is None else images_lib.escape
         history = [tuple(map(clean, (turn.observation, turn.command or "", turn.result))) for turn in episode.turns]
-        return world.domain.prompt(
-            episode.goal, history, clean(observation.text), tuple(map(clean, observation.admissible)), window
-        )
+        admissible = tuple(map(clean, observation.admissible))
+        return world.domain.prompt(clean(episode.goal), history, clean(observation.text), admissible, window)
 
     def encode(live: Sequence[int], texts: Sequence[str]) -> list[list[int]]:
-        shown = [images_lib.shown([current[index]]) for index in live]
-        return tok.encode_prompts(tokenizer, texts, images=shown if any(shown) else None)
+        return tok.encode_prompts(tokenizer, texts, images=[images_lib.shown([current[index]]) for index in live])
 
     texts = [render(index, world.history) for index in live]
     ids = encode(live, texts)

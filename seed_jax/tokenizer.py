@@ -87,9 +87,12 @@ def encode_prompts(
     rendered = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True, **options)
     if before is not None:
         rendered = [first + chat for first, chat in zip(before, rendered, strict=True)]
+    vision = getattr(tokenizer, "vision", None)
+    if vision is not None:  # what a game or a model writes is text, also where it spells the token of images
+        name = tokenizer.convert_ids_to_tokens(vision.image_token)
+        rendered = [chat.replace(name, f"{name[:-1]} {name[-1]}") for chat in rendered]
     if images is None or not any(images):
         return tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    vision = getattr(tokenizer, "vision", None)
     if vision is None:
         raise ValueError("prompts have images, but the model has no vision; name one that has in model.init")
     place = "".join(tokenizer.convert_ids_to_tokens([vision.start_token, vision.image_token, vision.end_token]))

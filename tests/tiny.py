@@ -145,12 +145,12 @@ def vision_model(out: Path, seed: int = 0, **changes) -> Path:
     """A tiny random Qwen2.5-VL as a Hugging Face directory; changes: fields of its ModelSpec."""
     words = vision_tokenizer()
     shape = vision_spec(len(words), **changes)
+    params = jax.jit(init_params, static_argnums=0)(shape, jax.random.PRNGKey(seed))
     with tempfile.TemporaryDirectory() as folder:
         words.save_pretrained(folder)
         return hf.save(
-            init_params(shape, jax.random.PRNGKey(seed)), shape, out, tokenizer_dir=folder,
-            eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id,
-        )  # fmt: skip
+            params, shape, out, tokenizer_dir=folder, eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id
+        )
 
 
 def config(model_dir: Path, method: str = "seed"):

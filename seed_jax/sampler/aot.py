@@ -4,6 +4,7 @@ of the model decodes on its own, so the programs of one replica are compiled."""
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -37,15 +38,36 @@ def abstract_cache(spec: ModelSpec, mesh: Mesh, room: Room, dtype: Any) -> Any:
     ]
 
 
-def lower_prefill(spec: ModelSpec, mesh: Mesh, room: Room, dtype: Any, size: int, window: int):
-    """Prefill of `size` tokens behind `window` columns, in as many rows as the engine takes at once."""
+def lower_prefill(
+    spec: ModelSpec,
+    mesh: Mesh,
+    room: Room,
+    dtype: Any,
+    size: int,
+    window: int,
+    images: int = 0,
+    image_size: tuple[int, int] | None = None,
+):
+    """Prefill of `size` tokens behind `window` columns, in as many rows as the engine takes at once. images: of the
+    request, whose call is then its own."""
     struct = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=sharding.replicated(mesh))
-    rows = max(1, PREFILL_TOKENS // size)
+    rows = 1 if images else max(1, PREFILL_TOKENS // size)
     inputs = struct((rows, size)), struct((rows,)), struct((rows,)), struct(())
+    if images:
+        cells = math.prod(spec.vision.grid(*image_size))
+        features = struct((images, cells, spec.d_model), dtype=dtype)
+        inputs = (*inputs, decode.Pictures(features, struct((rows, size)), struct((rows, size, 3))))
     with jax.set_mesh(mesh):
         return decode.programs(spec, mesh, (0,), "splash").prefill.lower(
             abstract_weights(spec, mesh, dtype), abstract_cache(spec, mesh, room, dtype), *inputs, window=window
         )
+
+
+def lower_features(spec: ModelSpec, mesh: Mesh, dtype: Any, images: int, image_size: tuple[int, int]):
+    """What makes features of as many images."""
+    shown = jax.ShapeDtypeStruct((images, *image_size, 3), jnp.uint8, sharding=sharding.replicated(mesh))
+    with jax.set_mesh(mesh):
+        return decode.programs(spec, mesh, (0,), "splash").features.lower(abstract_weights(spec, mesh, dtype), shown)
 
 
 def lower_decode(spec: ModelSpec, mesh: Mesh, room: Room, dtype: Any):
