@@ -97,7 +97,8 @@ def _env() -> ConfigDict:
     env.search_depth = 30  # moves that the generator plays backwards at most
     env.min_moves = 1  # in the shortest solution of a room, at least
     env.max_moves = 0  # at most; 0 = env.max_steps
-    env.tile_px = 16  # pixels of a cell in a picture: 16 = as published | 28 = one block of vision tokens
+    # 28 with env.min_pixels = 0: a cell is a token, instead of two and a quarter as published
+    env.tile_px = 16  # pixels of a cell in a picture: 16 = as published | 28 = those of a token
     # ezpoints
     env.font = ""  # file of the font in pictures; "" = the one that Pillow brings
     return env
