@@ -43,8 +43,8 @@ class CharacterTokenizer:
     def __call__(self, texts: Sequence[str], add_special_tokens: bool = False) -> dict[str, list[list[int]]]:
         return {"input_ids": [[ord(character) for character in text] for text in texts]}
 
-    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
-        return list(map(chr, ids))
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> str | list[str]:
+        return chr(ids) if isinstance(ids, int) else list(map(chr, ids))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, ids))

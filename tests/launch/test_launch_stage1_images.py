@@ -91,8 +91,9 @@ def data(home) -> tuple[Path, Teacher]:
         player = (f"--server={service.url}", "--served_model=player")
         writer = (f"--config.hindsight.api_url={service.url}",)
         for stage, flags in (("rollouts", player), ("skills", writer), ("dataset", ()), ("skills", writer)):
-            done = launch(home, "annotate", f"--stage={stage}", f"--out={out}", *flags)
+            before, done = len(teacher.shown), launch(home, "annotate", f"--stage={stage}", f"--out={out}", *flags)
             assert done.returncode == 0, done.stderr
+        assert before == len(teacher.shown), "the second run of the stage asks nobody"
     return out, teacher
 
 
@@ -105,13 +106,10 @@ def test_the_service_sees_what_is_stored(data):
     assert {Path(turn["image"]).name for turn in turns} == files and len(files) < len(turns)
     played = [images for text, images in teacher.shown if "Analyze it" not in text]
     assert len(played) == len(turns) and all(len(images) == 1 and images[0].shape == (*SIZE, 3) for images in played)
-    written = {text: images for text, images in teacher.shown if "Analyze it" in text}
-    assert len(teacher.shown) == len(turns) + 12, "the second run of the stage asks nobody"
+    written = [(text, tuple(map(np.ndarray.tobytes, images))) for text, images in teacher.shown if "Analyze it" in text]
     for line in skills:
-        images = written[line["prompt"]]
-        for name, image in zip(line["images"], images, strict=True):
-            with Image.open(out / name) as stored:
-                np.testing.assert_array_equal(np.array(stored), image)
+        stored = tuple(np.asarray(Image.open(out / name)).tobytes() for name in line["images"])
+        assert (line["prompt"], stored) in written
         assert " # " not in line["prompt"], "the room is not told as text"
 
 
@@ -138,14 +136,17 @@ def leaves(params):
 
 def test_what_does_not_fit_together_is_one_line(home, data):
     out, _ = data
-    text = launch(home, "sft", f"--data={out}", f"--workdir={home / 'no'}", "--config.env.observation=text")
-    assert text.returncode == 2 and "images and env.observation = 'text'" in text.stderr
-    size = launch(home, "sft", f"--data={out}", f"--workdir={home / 'no'}", "--config.env.tile_px=42")
-    assert size.returncode == 2 and "has 112 x 140 pixels, and the images of this config 168 x 224" in size.stderr
-    long = launch(home, "sft", f"--data={out}", f"--workdir={home / 'no'}", "--config.sft.row_tokens=500")
-    assert long.returncode == 2 and "of them of 3 images); raise it, or make the data with" in long.stderr
+    refused = []
+    for number, (flag, message) in enumerate(
+        (
+            ("--config.env.observation=text", "images and env.observation = 'text'"),
+            ("--config.env.tile_px=42", "has 112 x 140 pixels, and the images of this config 168 x 224"),
+            ("--config.sft.row_tokens=500", "of them of 3 images); raise it, or make the data with"),
+        )
+    ):
+        refused.append(launch(home, "sft", f"--data={out}", f"--workdir={home / f'no{number}'}", flag))
+        assert refused[-1].returncode == 2 and message in refused[-1].stderr
     served = ("--server=http://localhost:1/v1", "--served_model=player", "--config.model.init=")
     blind = launch(home, "annotate", "--stage=rollouts", f"--out={home / 'blind'}", *served)
     assert blind.returncode == 2 and "name the directory of the served model in model.init too" in blind.stderr
-    for done in (text, size, long, blind):
-        assert "Traceback" not in done.stderr and not (home / "no" / "summary.json").exists()
+    assert not any("Traceback" in done.stderr for done in (*refused, blind))

@@ -95,6 +95,12 @@ def test_published_settings():
         assert (config.optim.lr, config.distill.coef, config.distill.beta, config.sft.lr) == (1e-6, 0.01, 5.0, 2e-6)
         assert (config.adv.penalty, config.loss.kl_coef, config.loss.entropy_coef) == (0.1, 0.01, 0.001)
         assert (config.adv.normalize, config.eval.every) == ("std", 5)
+        assert (config.annotate.temperature, config.sft.epochs, config.sft.batch, config.sft.row_tokens) == (
+            1.0,
+            3,
+            8,
+            4096,
+        )
 
 
 @pytest.mark.parametrize(
