@@ -42,6 +42,7 @@ def _model() -> ConfigDict:
     model = ConfigDict()
     model.init = ""  # directory in Hugging Face format (config, *.safetensors, tokenizer) | "org/name" on its hub
     model.dtype = "bfloat16"  # type of activations: "float32" | "bfloat16"; master weights are always float32
+    model.freeze_vision = False  # leave the vision tower, if there is one, as it is (the published runs train it)
     model.remat = "full"  # what the backward pass computes again: "none" | "dots" (all but matmuls) | "full"
     return model
 
@@ -88,6 +89,8 @@ def _env() -> ConfigDict:
     env.passage_chars = 1200  # characters that a passage may have in a prompt; all of a search: env.block_chars
     env.block_chars = 4000  # see passage_chars
     env.information = "plain"  # form of what a search returns: "plain" | "json" (escaped, as published)
+    # sokoban, ezpoints: an image of fewer pixels is enlarged to so many, before its sides become multiples of 28
+    env.min_pixels = 65536  # 65536 = as published | 0 = it is not
     # sokoban, generated rooms
     env.rows = 6  # of a room, walls included
     env.columns = 6  # see rows
@@ -95,7 +98,8 @@ def _env() -> ConfigDict:
     env.search_depth = 30  # moves that the generator plays backwards at most
     env.min_moves = 1  # in the shortest solution of a room, at least
     env.max_moves = 0  # at most; 0 = env.max_steps
-    env.tile_px = 16  # pixels of a cell in a picture: 16 = as published | 28 = one block of vision tokens
+    # 28 with env.min_pixels = 0: a cell is a token, instead of two and a quarter as published
+    env.tile_px = 16  # pixels of a cell in a picture: 16 = as published | 28 = those of a token
     # ezpoints
     env.font = ""  # file of the font in pictures; "" = the one that Pillow brings
     return env
@@ -272,6 +276,7 @@ def _pack() -> ConfigDict:
     pack.row_tokens = 4096  # tokens of a student row
     pack.teacher_row_tokens = 8192  # tokens of a teacher row: the same turns, each with its skill
     pack.max_turns_per_row = 64  # turns in a row
+    pack.max_images_per_row = 16  # images in a row, if observations are images; each row has room for as many
     pack.scored_tokens_per_row = 1024  # response tokens in a row (only these reach the vocabulary projection)
     pack.rows_per_micro = 8  # rows in one backward pass; more needs more device memory
     pack.micros_per_mini = 8  # backward passes in one optimizer step

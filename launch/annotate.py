@@ -22,14 +22,15 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from launch import common
-from launch.environment import alfworld_tasks, open_world
+from launch.environment import open_world, tasks_of
 from seed_jax import config as config_lib
 from seed_jax import tokenizer as tok
 from seed_jax.evaluate import summarize
-from seed_jax.hindsight import annotate, dataset
+from seed_jax.hindsight import annotate, dataset, pictures
 from seed_jax.hindsight import records as records_lib
 from seed_jax.hindsight.client import Client
 from seed_jax.hindsight.prompts import fit_analyses
+from seed_jax.images import shown
 from seed_jax.models import hf
 from seed_jax.rollout import play
 from seed_jax.runtime.logging import TurnProgress, append_jsonl, jsonable, write_whole
@@ -95,6 +96,11 @@ def _check(config, stage: str) -> None:
     config_lib.check(config, ("annotate", "seed", "env") if stage == "dataset" else SECTIONS)
     if _SERVER.value and not _SERVED_MODEL.value:
         raise config_lib.ConfigError("--server needs --served_model=NAME, the model's name at that service")
+    if _SERVER.value and config.env.observation == "image" and config.model.init == "(served)":
+        raise config_lib.ConfigError(
+            "--server with env.observation = 'image': name the directory of the served model in model.init too; its "
+            "config.json says at which size it reads images"
+        )
     h = config.hindsight
     if stage == "skills" and config.annotate.writer == "openai" and not (h.api_url and h.api_model):
         raise config_lib.ConfigError(
@@ -106,7 +112,7 @@ def _check(config, stage: str) -> None:
 def chosen_tasks(config) -> list:
     """The training tasks that are played, families in turn. A longer list starts with the shorter one."""
     try:
-        train, _ = alfworld_tasks(config)
+        train, _ = tasks_of(config)
     except (ValueError, FileNotFoundError) as error:
         raise records_lib.RecordError(str(error)) from error
     tasks = schedule(train, config.seed, 0, config.annotate.tasks)
@@ -163,6 +169,7 @@ def collect(config, out: Path) -> dict[str, Any]:
             for episode in episodes:
                 record = records_lib.to_record(episode, episode.index % group)
                 if record["episode"] not in there and not episode.error:
+                    pictures.store(out, shown(episode.turns))
                     append_jsonl(path, record)
                     there.add(record["episode"])
             far = f"{len(there)} episodes of {len(tasks) * group}, {countdown.text(len(there))}"
@@ -204,7 +211,8 @@ def open_policy(config, out: Path) -> tuple[Any, Any, int]:
         h = config.hindsight
         limits = (h.api_timeout_s, h.api_workers, config.annotate.retries)
         client = Client(_SERVER.value, _SERVED_MODEL.value, *limits, source="--server", cache=out / "cache")
-        return ServedSampler(client), CharacterTokenizer(), sys.maxsize
+        vision = hf.load_spec(hf.resolve(config.model.init)).vision if config.env.observation == "image" else None
+        return ServedSampler(client), CharacterTokenizer(vision), sys.maxsize
     return *common.open_model(config), config.rollout.max_prompt_tokens
 
 
@@ -226,7 +234,8 @@ def write_skills(config, out: Path) -> dict[str, Any]:
     done = {line["episode"] for line in records_lib.read_records(path)}
     todo = [record for record in played if record["episode"] not in done]
     if todo:
-        episodes = [records_lib.to_episode(record, index) for index, record in enumerate(todo)]
+        read_image = pictures.Reader(out)
+        episodes = [records_lib.to_episode(record, index, read_image) for index, record in enumerate(todo)]
         tokenizer, ask = _writer(config, out, episodes)
         try:
             prompts = fit_analyses(tokenizer, episodes, config.env.prompt, h.max_analysis_tokens)
@@ -262,9 +271,11 @@ def _writer(config, out: Path, episodes: list[Episode]) -> tuple[Any, annotate.A
     if a.writer == "policy":
         sampler, tokenizer = common.open_model(config)
         return tokenizer, annotate.by_policy(sampler, tokenizer, h.max_skill_tokens)
-    tokenizer = tok.load_tokenizer(hf.resolve(config.model.init), config.rollout.thinking)
+    model_dir = hf.resolve(config.model.init)
+    vision = hf.load_spec(model_dir).vision if any(shown(episode.turns) for episode in episodes) else None
+    tokenizer = tok.load_tokenizer(model_dir, config.rollout.thinking, vision)
     if a.writer == "planner":
-        tasks = {task.id: task for task in alfworld_tasks(config)[0]}
+        tasks = {task.id: task for task in tasks_of(config)[0]}
         with open_world(config, list(tasks.values())[:1]) as world:
             domain = world.domain
         if not hasattr(domain, "write_skill"):

@@ -62,7 +62,7 @@ def open_model(config) -> tuple[Sampler, Any]:
     try:
         model_dir = hf.resolve(config.model.init)
         spec, params = hf.load(model_dir, mesh)
-        tokenizer = tok.load_tokenizer(model_dir, config.rollout.thinking)
+        tokenizer = tok.load_tokenizer(model_dir, config.rollout.thinking, spec.vision)
     except (OSError, ValueError, CheckpointError) as error:
         raise config_lib.ConfigError(f"model.init = {config.model.init!r}: {error}") from error
     sampler = sampler_of(config, spec, tokenizer, mesh)

@@ -2,6 +2,8 @@
 
     python -m launch.compile_check --config=configs/alfworld.py:seed --topology=v5e:4x4 [--model=qwen2.5-7b] [--json]
 
+With --config.env.observation=image the programs read images of the environment's size (--model=qwen2.5-vl-3b).
+
 --topology is KIND:GRID for any slice: v5e:4x4, v5e:8x8, v5p:2x2x2, v6e:2x4. --model is a name (qwen2.5-3b, qwen2.5-7b,
 qwen3-1.7b) or a directory with config.json; by default it is the config's model.init, or qwen2.5-3b where that is
 empty. Needs the package of requirements-tpu-check.txt. Exit code: 0 it fits, 1 it does not, 2 the command cannot work.

@@ -37,7 +37,7 @@ def open_environment(config) -> Iterator[Setup]:
     """The environment of a config, its worker processes ended on the way out. Raises DataError."""
     _check_name(config)
     try:
-        train_tasks, panel = (alfworld_tasks if config.env.name == "alfworld" else other_tasks)(config)
+        train_tasks, panel = tasks_of(config)
     except _GAME_ERRORS as error:
         raise DataError(str(error)) from error
     with open_world(config, [train_tasks[0], panel[0]]) as world:
@@ -50,7 +50,7 @@ def open_world(config, samples: Sequence[Any]) -> Iterator[World]:
     if config.env.name in worlds.NAMES:
         with contextlib.ExitStack() as stack:
             try:
-                world = stack.enter_context(worlds.open_world(config))
+                world = stack.enter_context(worlds.open_world(config, samples[0]))
             except _GAME_ERRORS as error:
                 raise DataError(str(error)) from error
             yield world
@@ -81,6 +81,11 @@ def _workers(config, samples: Sequence[Any]) -> int:
         except _GAME_ERRORS as error:
             raise DataError(str(error)) from error
     return 0 if chosen == {"native"} else usable_cores()
+
+
+def tasks_of(config) -> tuple[list, list]:
+    """(training tasks, evaluation panel). Raises ValueError or FileNotFoundError for what cannot be used."""
+    return (alfworld_tasks if config.env.name == "alfworld" else other_tasks)(config)
 
 
 def alfworld_tasks(config) -> tuple[list, list]:

@@ -246,7 +246,7 @@ def _local(config) -> Policy:
     else:
         model_dir = hf.resolve(_CHECKPOINT.value)
         spec, params = hf.load(model_dir, mesh)
-    tokenizer = tok.load_tokenizer(model_dir, config.rollout.thinking)
+    tokenizer = tok.load_tokenizer(model_dir, config.rollout.thinking, spec.vision)
     sampler = sampler_of(config, spec, tokenizer, mesh)
     sampler.load(params)
     return Policy(sampler, tokenizer, record, workdir)

@@ -15,9 +15,10 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from launch import common
-from launch.environment import DataError, alfworld_tasks, open_world
+from launch.environment import DataError, open_world, tasks_of
 from seed_jax import config as config_lib
 from seed_jax.hindsight import dataset
+from seed_jax.hindsight.pictures import Reader
 from seed_jax.hindsight.records import RecordError
 from seed_jax.runtime.checkpoint import CheckpointError
 from seed_jax.runtime.signals import Interrupted
@@ -68,7 +69,7 @@ def run(config, data_dir: Path, workdir: Path, *, overwrite: bool = False) -> di
     prepare_workdir(workdir, config, meta, overwrite)
     tasks = _validation_tasks(config, meta)
     with open_world(config, tasks[:1]) as world:
-        return train_stage1(config, Data(train, val, tasks), world, workdir)
+        return train_stage1(config, Data(train, val, tasks, Reader(data_dir)), world, workdir)
 
 
 def _check_data(config, train, val, meta) -> None:
@@ -76,6 +77,12 @@ def _check_data(config, train, val, meta) -> None:
         raise RecordError(
             f"the data has {meta.get('prompt_style')!r} prompts and env.prompt = {config.env.prompt!r}; use the config "
             "that the data was made with"
+        )
+    images = meta.get("images", 0)
+    if bool(images) != (config.env.observation == "image"):
+        raise RecordError(
+            f"the data has {images} images and env.observation = {config.env.observation!r}; use the config that the "
+            "data was made with"
         )
     if meta["max_analysis_tokens"] > config.hindsight.max_analysis_tokens:
         raise RecordError(
@@ -93,7 +100,7 @@ def _check_data(config, train, val, meta) -> None:
 def _validation_tasks(config, meta) -> list:
     """The tasks of the data's validation side, which no training row is about."""
     try:
-        known = {task.id: task for task in alfworld_tasks(config)[0]}
+        known = {task.id: task for task in tasks_of(config)[0]}
     except (ValueError, FileNotFoundError) as error:
         raise DataError(str(error)) from error
     missing = [task for task in meta["val_tasks"] if task not in known]

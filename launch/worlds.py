@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from envs.sokoban import generate as rooms
 from envs.sokoban.domain import GOAL as SOKOBAN_GOAL
 from envs.sokoban.domain import SokobanDomain
 from envs.sokoban.files import read_rooms
+from envs.sokoban.room import read_level
 from envs.webshop import catalogue, goals, session
 from envs.webshop import generate as products
 from envs.webshop.domain import WebshopDomain
@@ -45,7 +45,6 @@ NAMES = ("webshop", "search", "sokoban", "ezpoints")
 GENERATED, OFFICIAL = "generated", "official"
 _SPLITS = {"train": "train", "seen": "dev", "unseen": "test"}
 SOKOBAN_PANEL = 128  # rooms of a panel where the config asks for all: there is no end of them
-_PATCH, _MERGE = 14, 2  # pixels of a patch, patches of a token's side, that pictures are made for
 
 
 class _Goods(NamedTuple):
@@ -67,7 +66,8 @@ def split_tasks(config, split: str, limit: int) -> list[Task]:
 
 
 @contextlib.contextmanager
-def open_world(config) -> Iterator[World]:
+def open_world(config, task: Task) -> Iterator[World]:
+    """task: any of those that will be played"""
     open_one = {
         "webshop": _open_webshop,
         "search": _open_search,
@@ -75,7 +75,7 @@ def open_world(config) -> Iterator[World]:
         "ezpoints": _open_ezpoints,
     }[config.env.name]
     with open_one(config) as world:
-        yield world
+        yield world if config.env.name in ("webshop", "search") else _pictures(config, world, task)
 
 
 # -- WebShop
@@ -177,28 +177,26 @@ def _embedded(data: str, method: str, model: str) -> Any:
 # -- Sokoban and EZPoints: "seen" and "unseen" are two panels of rooms, or deals, that do not occur in training
 
 
-def _sees(config) -> bool:
-    """Whether observations are pictures. Raises ValueError if the model cannot see them."""
-    if config.env.observation != "image":
-        return False
-    path = hf.resolve(config.model.init) / "config.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"model.init = {config.model.init!r}: {path} cannot be read ({error})") from error
-    vision = record.get("vision_config") if isinstance(record, dict) else None
-    if not vision:
-        raise ValueError(
-            f"env.observation = 'image', but {config.model.init} is a model without vision (its config.json has no "
-            "vision_config); name another in model.init, or set env.observation = 'text'"
-        )
-    patch, merge = vision.get("patch_size", _PATCH), vision.get("spatial_merge_size", _MERGE)
-    if (patch, merge) != (_PATCH, _MERGE):
-        raise ValueError(
-            f"{path}: patches of {patch} pixels, merged {merge} x {merge}; pictures are made for models with patches "
-            f"of {_PATCH}, merged {_MERGE} x {_MERGE}"
-        )
-    return True
+def image_size(env, task: Task | None = None) -> tuple[int, int] | None:
+    """Height and width of the pictures of a task, which are those of all; None if there are none. Without a task, of
+    generated ones."""
+    if env.observation != "image":
+        return None
+    if env.name == "ezpoints":
+        return cards.SIZE_PX, cards.SIZE_PX
+    room = env if task is None else read_level(task.source["level"])
+    return room.rows * env.tile_px, room.columns * env.tile_px
+
+
+def _pictures(config, world: World, task: Task) -> World:
+    """The world with what is known of its pictures. Raises ValueError if the model cannot see them."""
+    world = world._replace(image_size=image_size(config.env, task), min_pixels=config.env.min_pixels)
+    directory = hf.resolve(config.model.init) if world.image_size else None
+    if (
+        directory and (directory / "config.json").is_file()
+    ):  # a run that is evaluated has none: there Run has seen to it
+        world.read_size(hf.load_spec(directory).vision)
+    return world
 
 
 @functools.lru_cache(maxsize=4)
@@ -231,7 +229,7 @@ def _sokoban_tasks(config, split: str, limit: int) -> list[Task]:
 def _open_sokoban(config) -> Iterator[World]:
     env = config.env
     domain = SokobanDomain(env.prompt, env.observation, config.rollout.require_think, env.compat)
-    tile_px = env.tile_px if _sees(config) else 0
+    tile_px = env.tile_px if env.observation == "image" else 0
     if tile_px:
         tiles.tiles(tile_px)  # raises if they are too small
     form = "digits" if env.prompt == "compact" else "table"
@@ -266,7 +264,7 @@ def _ezpoints_tasks(config, split: str, limit: int) -> list[Task]:
 def _open_ezpoints(config) -> Iterator[World]:
     env = config.env
     domain = EzpointsDomain(env.prompt, env.observation, env.compat)
-    sees = _sees(config)
+    sees = env.observation == "image"
     if sees:
         cards.picture(deal.deal(0), (), env.font)  # raises if Pillow is missing
     pool = LocalPool(functools.partial(ezpoints.make, pictures=sees, font=env.font))

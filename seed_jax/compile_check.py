@@ -1,8 +1,9 @@
 """What a run would need on a TPU slice, before there is one: its real programs, compiled on a host without a TPU.
 
 `programs` lists the programs that a run of a config compiles on a slice: the update, the step of stage 1, the way of
-the weights to the sampler, and the sampler's prefill and decode on one host. `check` compiles one and reports memory,
-work and time at the chip's peak. See seed_jax/aot.py for what compiling without a TPU needs.
+the weights to the sampler, and the sampler's prefill and decode on one host, with images also what reads them. `check`
+compiles one and reports memory, work and time at the chip's peak. See seed_jax/aot.py for what compiling without a TPU
+needs.
 
 A program's memory is what it reads (arguments), writes (output, without what reuses an argument) and needs meanwhile
 (temp), and what else lies on the chip then (beside): the training state during a rollout, and the other room's cache.
@@ -27,17 +28,18 @@ from seed_jax import aot, hlo, sharding
 from seed_jax.models import spec as spec_lib
 from seed_jax.models.spec import ModelSpec
 from seed_jax.sampler import aot as sampler_aot
-from seed_jax.sampler import decode, weights
+from seed_jax.sampler import weights
 from seed_jax.sampler.rooms import STEPS, Room, pieces, rooms_of, with_bucket
 from seed_jax.train import factors, stage1
-from seed_jax.train.packing import Rows, Shape, bucket, pack
+from seed_jax.train.packing import Shape, bucket, pack, pack_rows, shape_of
 from seed_jax.train.state import TrainState, init_state, make_optimizer, state_shardings
 from seed_jax.train.update import build_optimizer, build_update
 
 NAMES = ("update", "sft", "reshard", "prefill", "decode", "prefill_analysis", "decode_analysis")
+SEEING = ("features", "features_analysis")  # the vision tower on the images of one request, where there are images
 # The sampler's programs with a paged cache and the ragged attention kernel: on request, since no run uses them yet.
 PAGED = ("prefill_paged", "decode_paged", "prefill_analysis_paged", "decode_analysis_paged")
-ALL = (*NAMES, *PAGED)
+ALL = (*NAMES, *SEEING, *PAGED)
 ROWS_A_CHIP = 4  # rows of a micro-batch on a chip, at most, where the config's number cannot be split
 # Tokens of an ALFWorld turn (measured: prompt 617; response 120 assumed), for the mini-batches of an iteration.
 TURN_TOKENS = 740
@@ -53,7 +55,7 @@ class CompileError(ValueError):
 
 class Plan(NamedTuple):
     """A config on a slice. settings: fields that had to change so that the rows can be split; minis: mini-batches of an
-    iteration; state_bytes: of the training state, on one chip."""
+    iteration; state_bytes: of the training state, on one chip; image_size: as the model reads them, None for text."""
 
     config: Any
     spec: ModelSpec
@@ -63,6 +65,7 @@ class Plan(NamedTuple):
     settings: dict[str, int]
     minis: int
     state_bytes: float
+    image_size: tuple[int, int] | None = None
 
 
 class Program(NamedTuple):
@@ -126,7 +129,9 @@ class Report(NamedTuple):
 # -- a config on a slice -----------------------------------------------------------------------------------------------
 
 
-def plan(config, spec: ModelSpec, topology: str, rows_per_chip: int = 0) -> Plan:
+def plan(
+    config, spec: ModelSpec, topology: str, rows_per_chip: int = 0, image_size: tuple[int, int] | None = None
+) -> Plan:
     """Raises aot.TopologyError for a slice that is not known, ValueError for meshes that do not fit it.
 
     rows_per_chip: rows of a micro-batch on each chip; 0 takes the config's, or where they cannot be split over the
@@ -140,7 +145,7 @@ def plan(config, spec: ModelSpec, topology: str, rows_per_chip: int = 0) -> Plan
     rows = config.rollout.tasks * config.rollout.group * config.env.max_steps * TURN_TOKENS / config.pack.row_tokens
     minis = max(1, math.ceil(rows / (config.pack.rows_per_micro * config.pack.micros_per_mini)))
     decode_mesh = weights.decode_mesh(mesh, config.mesh.decode_tensor)
-    made = Plan(config, spec, topology, mesh, decode_mesh, settings, minis, 0.0)
+    made = Plan(config, spec, topology, mesh, decode_mesh, settings, minis, 0.0, image_size)
     return made._replace(state_bytes=chip_bytes(abstract_state(made)[0]))
 
 
@@ -195,13 +200,13 @@ def abstract_state(plan: Plan) -> tuple[TrainState, TrainState]:
 
 
 def programs(plan: Plan) -> list[Program]:
-    """All programs that a run of the config compiles, in the order of NAMES, then those of PAGED."""
+    """All programs that a run of the config compiles, in the order of NAMES, then those of SEEING and PAGED."""
     made = [
         Program("update", functools.partial(lower_update, plan), plan.minis, 0.0),
         Program("sft", functools.partial(lower_sft, plan), _sft_micros(plan), 0.0),
         Program("reshard", functools.partial(lower_reshard, plan), 1, _beside_reshard(plan)),
     ]
-    return made + _sampler_programs(plan) + _sampler_programs(plan, paged=True)
+    return made + _sampler_programs(plan) + _seeing_programs(plan) + _sampler_programs(plan, paged=True)
 
 
 def lower_update(plan: Plan):
@@ -209,7 +214,7 @@ def lower_update(plan: Plan):
     config = plan.config
     state, places = abstract_state(plan)
     p, taught = config.pack, factors.choices(config).needs_teacher
-    shape = Shape(p.row_tokens, p.scored_tokens_per_row, p.max_turns_per_row, p.teacher_row_tokens)
+    shape = shape_of(p, plan.image_size, plan.spec.vision)
     per_mini = p.rows_per_micro * p.micros_per_mini
     one = pack([], shape, per_mini, taught)  # an empty mini-batch has every array of a batch
     if config.distill.span != "all":
@@ -227,13 +232,13 @@ def lower_update(plan: Plan):
         return update.lower(state, jax.tree.map(widen, one), numbers)
 
 
-def _sft_rows(plan: Plan) -> int:
+def sft_rows(plan: Plan) -> int:
     rows, fsdp = plan.config.sft.rows_per_micro, plan.mesh.shape["fsdp"]
     return rows if rows and rows % fsdp == 0 else fsdp
 
 
 def _sft_micros(plan: Plan) -> int:
-    return max(1, -(-plan.config.sft.batch // _sft_rows(plan)))
+    return max(1, -(-plan.config.sft.batch // sft_rows(plan)))
 
 
 def lower_sft(plan: Plan):
@@ -243,9 +248,14 @@ def lower_sft(plan: Plan):
     state, places = _abstract(plan, optimizer, keep_reference=False)
     step, _ = stage1.build_programs(plan.config, plan.spec, plan.mesh, optimizer, places)
     whole = sharding.replicated(plan.mesh)
-    lead = (_sft_micros(plan), _sft_rows(plan))
-    ints = lambda n: jax.ShapeDtypeStruct((*lead, n), jnp.int32, sharding=whole)  # noqa: E731
-    rows = Rows(*(ints(s.row_tokens) for _ in range(3)), ints(s.scored_tokens_per_row))
+    lead = (_sft_micros(plan), sft_rows(plan))
+    shape = Shape(s.row_tokens, s.scored_tokens_per_row, 1)
+    if plan.image_size:
+        images = _analysis_images(plan.config)
+        shape = shape._replace(images=images, image_size=plan.image_size, vision=plan.spec.vision)
+    rows = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), x.dtype, sharding=whole), pack_rows([[]], shape)[0]
+    )
     shares = jax.ShapeDtypeStruct((*lead, s.scored_tokens_per_row), jnp.float32, sharding=whole)
     numbers = [jax.ShapeDtypeStruct((), dtype, sharding=whole) for dtype in (jnp.int32, jnp.float32)]
     with jax.set_mesh(plan.mesh):
@@ -284,17 +294,47 @@ def _sampler_programs(plan: Plan, paged: bool = False) -> list[Program]:
         size, window = max(pieces(room.prompt_tokens - 1, bucket_tokens, room.columns), key=lambda piece: piece[::-1])
         ending = ("" if room.name == "acting" else f"_{room.name}") + ("_paged" if paged else "")
         common = (plan.spec, replica, room, dtype)
+        pictures = (_room_images(plan, room), plan.image_size) if plan.image_size else ()
         if paged:
             prefill = functools.partial(sampler_aot.lower_paged, "prefill", *common, size, window)
             decoding = functools.partial(sampler_aot.lower_paged, "decode", *common, size)
         else:
-            prefill = functools.partial(sampler_aot.lower_prefill, *common, size, window)
+            prefill = functools.partial(sampler_aot.lower_prefill, *common, size, window, *pictures)
             decoding = functools.partial(sampler_aot.lower_decode, *common)
         made += [
             Program(f"prefill{ending}", prefill, 1, beside),
             Program(f"decode{ending}", decoding, STEPS, beside),
         ]
     return made
+
+
+def _seeing_programs(plan: Plan) -> list[Program]:
+    """What makes features of the images of one request: of a turn, and of the longest episode."""
+    if plan.image_size is None:
+        return []
+    dtype, replica, rooms = jnp.dtype(plan.config.model.dtype), replica_mesh(plan), replica_rooms(plan)
+    caches = sum(chip_bytes(sampler_aot.abstract_cache(plan.spec, replica, room, dtype)) for room in rooms)
+    return [
+        Program(
+            "features" if room.name == "acting" else f"features_{room.name}",
+            functools.partial(
+                sampler_aot.lower_features, plan.spec, replica, dtype, _room_images(plan, room), plan.image_size
+            ),
+            1,
+            plan.state_bytes + caches,
+        )
+        for room in rooms
+    ]
+
+
+def _analysis_images(config) -> int:
+    """The most images of an analysis: one a step."""
+    return config.env.max_steps * (1 + (config.hindsight.source == "group_reflection"))
+
+
+def _room_images(plan: Plan, room: Room) -> int:
+    """Images of the largest request of a room, as the sampler pads them."""
+    return 1 if room.name == "acting" else bucket(_analysis_images(plan.config), 1)
 
 
 def replica_mesh(plan: Plan) -> Mesh:
@@ -312,17 +352,6 @@ def replica_rooms(plan: Plan) -> list[Room]:
     bucket_tokens = max(_PROMPT_BUCKET, plan.config.rollout.prompt_bucket)
     rooms = [with_bucket(room, bucket_tokens) for room in rooms_of(plan.config)]
     return [room._replace(slots=-(-room.slots // replicas)) for room in rooms]
-
-
-def kv_note(plan: Plan) -> str:
-    """How decoding is laid out, in words."""
-    tensor, hosts = plan.decode_mesh.shape["tensor"], {d.process_index for d in plan.mesh.devices.flat}
-    copies = decode.kv_copies(plan.spec, plan.decode_mesh)
-    return (
-        f"{plan.mesh.size} chips on {len(hosts)} hosts; training mesh fsdp {plan.mesh.shape['fsdp']} x tensor "
-        f"{plan.mesh.shape['tensor']}; decoding: {tensor} chip{'s' if tensor > 1 else ''} a copy of the model"
-        + (f", every kv head {copies} times" if copies > 1 else "")
-    )
 
 
 # -- compiling ---------------------------------------------------------------------------------------------------------
@@ -368,36 +397,3 @@ def check(program: Program, chip: aot.Chip) -> Report:
         times[bound],
         bound,
     )
-
-
-def advice(plan: Plan, report: Report) -> list[str]:
-    """What to change, most effective first, for a program that does not fit."""
-    config, tensor = plan.config, plan.decode_mesh.shape["tensor"]
-    host = sum(d.process_index == plan.mesh.devices.flat[0].process_index for d in plan.mesh.devices.flat)
-    wider = f"--config.mesh.decode_tensor={2 * tensor} (a copy of the model on {2 * tensor} chips)"
-    found = []
-    if report.name in ("update", "sft"):
-        rows = config.pack.rows_per_micro if report.name == "update" else _sft_rows(plan)
-        if plan.state_bytes > 0.6 * report.hbm_bytes:
-            found.append(f"more chips: the training state alone takes {plan.state_bytes / 1e9:.1f} GB of each")
-        if config.model.remat != "full":
-            found.append(f"--config.model.remat=full (now {config.model.remat})")
-        if report.name == "update" and rows > plan.mesh.shape["fsdp"]:
-            less, micros = rows // 2 // plan.mesh.shape["fsdp"] * plan.mesh.shape["fsdp"], config.pack.micros_per_mini
-            less = max(less, plan.mesh.shape["fsdp"])
-            found.append(
-                f"--config.pack.rows_per_micro={less} --config.pack.micros_per_mini={rows * micros // less} (the same "
-                "mini-batch in smaller steps)"
-            )
-        if plan.mesh.shape["tensor"] == 1 and plan.mesh.size > 1 and not found:
-            found.append("--config.mesh.tensor=2 (heads and ffn of each layer on two chips)")
-        field = "pack.row_tokens, pack.teacher_row_tokens" if report.name == "update" else "sft.row_tokens"
-        found.append(f"shorter rows: {field}")
-    else:
-        if host % (2 * tensor) == 0:
-            found.append(wider)
-        if report.name != "reshard":
-            found.append("fewer slots: rollout.batch or rollout.analysis_batch")
-            found.append("shorter requests: rollout.max_prompt_tokens, hindsight.max_analysis_tokens")
-    found.append("a slice with more chips" if report.name in ("update", "sft") else "a chip with more memory")
-    return found

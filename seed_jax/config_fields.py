@@ -98,6 +98,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "env.min_moves": 1,
     "env.max_moves": 0,
     "env.tile_px": 1,
+    "env.min_pixels": 0,
     "rollout.tasks": 1,
     "rollout.group": 1,
     "rollout.max_response_tokens": 1,
@@ -123,6 +124,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "pack.row_tokens": 1,
     "pack.teacher_row_tokens": 1,
     "pack.max_turns_per_row": 1,
+    "pack.max_images_per_row": 1,
     "pack.scored_tokens_per_row": 1,
     "pack.rows_per_micro": 1,
     "pack.micros_per_mini": 1,
@@ -210,6 +212,7 @@ SHARES = ("env.data_fraction", "adv.gamma", "adv.anchor_similarity", "distill.em
 NAMES = ("method", "model.init", "env.name", "env.data", "env.size")
 SWITCHES = (
     "env.compat",
+    "model.freeze_vision",
     "rollout.require_think",
     "hindsight.stop_json",
     "hindsight.teach_readers",

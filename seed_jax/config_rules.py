@@ -125,6 +125,13 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         "a row must score a whole analysis; raise the second to the third, or lower this",
     ),
     (
+        ("loss.gen_coef", "env.observation", "pack.max_images_per_row", "env.max_steps", "hindsight.source"),
+        lambda coef, seen, images, steps, source: (
+            coef > 0 and seen == "image" and images < steps * (1 + (source == "group_reflection"))
+        ),
+        "a row must hold all images of an analysis, one a step of its episode or of both; raise the third",
+    ),
+    (
         ("hindsight.granularity", "hindsight.source"),
         lambda granularity, source: (
             granularity != "episode" and source not in ("none", "self_hindsight", "external_hindsight")

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from seed_jax import images
 from seed_jax.hindsight.prompts import encode_with_skills
 from seed_jax.models.spec import ModelSpec
 from seed_jax.spans import tag_span
@@ -36,7 +38,7 @@ def skill_table(
     row_class: Callable[[Episode, int], str | None],
     style: str,
     shape: Shape,
-    encode: Callable[[Sequence[str], Sequence[Skill]], list[list[int]]] | None = None,
+    encode: Callable[[Sequence[str], Sequence[Skill], Any], list[list[int]]] | None = None,
 ) -> dict[str, dict]:
     """{row class: {source: {"gap", "positive", "command_gap", "rows"}}} for the sources true, self and wrong.
 
@@ -46,10 +48,13 @@ def skill_table(
     episodes: played at temperature 1 with the student's prompt, `skill` filled in by the analyzer; true_skills: one
         an episode;
     wrong: the true skill of another task (the next episode with another goal).
-    encode: how prompts and skills become ids (`Skills.encode`); default: a hindsight skill after the task line.
+    encode: how prompts, skills and images become ids (`Skills.encode`); default: a hindsight skill after the task line.
     """
     if encode is None:
-        encode = lambda prompts, skills: encode_with_skills(tokenizer, prompts, [s.text for s in skills], style)  # noqa: E731
+        texts = lambda skills: [skill.text for skill in skills]  # noqa: E731
+        encode = lambda prompts, skills, images: encode_with_skills(  # noqa: E731
+            tokenizer, prompts, texts(skills), style, images=images
+        )
     cases, rows = [], []
     for index, episode in enumerate(episodes):
         other = next(
@@ -73,9 +78,10 @@ def skill_table(
                 if skill is not None:
                     cases.append((name, source, turn, span))
                     rows.append((turn.prompt, Skill("", skill)))
-    prompts = encode([prompt for prompt, _ in rows], [skill for _, skill in rows])
+    shown = [images.shown([turn]) for _, _, turn, _ in cases]
+    prompts = encode([prompt for prompt, _ in rows], [skill for _, skill in rows], shown if any(shown) else None)
     fitting = [i for i, p in enumerate(prompts) if len(p) + len(cases[i][2].response_ids) <= shape.row_tokens]
-    samples = [Sample(prompts[i], cases[i][2].response_ids) for i in fitting]
+    samples = [Sample(prompts[i], cases[i][2].response_ids, images=shown[i]) for i in fitting]
     gaps: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for i, teacher in zip(fitting, score(params, spec, samples, shape), strict=True):
         name, source, turn, span = cases[i]

@@ -8,7 +8,8 @@ its cells (VisionSpec.grid). Sizes and positions are those of Qwen2-VL (arXiv 24
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,14 +36,32 @@ def fitted_size(height: int, width: int, vision: VisionSpec) -> tuple[int, int]:
     return rows * cell, columns * cell
 
 
-def fit(image: np.ndarray, vision: VisionSpec) -> np.ndarray:
-    """uint8 [height, width, 3] -> the image at its fitted size, bicubic where that differs."""
-    height, width = fitted_size(*image.shape[:2], vision)
-    if image.shape[:2] == (height, width):
+def enlarged_size(height: int, width: int, pixels: int) -> tuple[int, int]:
+    """The size to which an image of fewer than `pixels` pixels is enlarged, in proportion and rounded down."""
+    if height * width >= pixels:
+        return height, width
+    enlarge = math.sqrt(pixels / (height * width))
+    return int(height * enlarge), int(width * enlarge)
+
+
+def fit(image: np.ndarray, vision: VisionSpec, pixels: int = 0) -> np.ndarray:
+    """uint8 [height, width, 3] -> the image at its fitted size, bicubic where that differs; one of fewer than `pixels`
+    pixels is enlarged first."""
+    larger = enlarged_size(*image.shape[:2], pixels)
+    return _resized(_resized(image, larger), fitted_size(*larger, vision))
+
+
+def _resized(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    if image.shape[:2] == size:
         return image
     from PIL import Image  # only images need it
 
-    return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
+    return np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC))
+
+
+def shown(turns: Iterable[Any]) -> tuple[np.ndarray, ...]:
+    """The images of turns, in their order; () without any."""
+    return tuple(turn.image for turn in turns if turn.image is not None)
 
 
 def tokens_of(image: np.ndarray, vision: VisionSpec) -> int:
@@ -51,8 +70,16 @@ def tokens_of(image: np.ndarray, vision: VisionSpec) -> int:
 
 
 def escape(text: str) -> str:
-    """Text of a model or of an environment, in which nothing may stand for an image."""
-    return text.replace(PLACEHOLDER, _ESCAPED)
+    """Text of a model or of an environment, in which nothing may stand for an image, nor for another special token."""
+    return text.replace(PLACEHOLDER, _ESCAPED).replace("<|", "< |")
+
+
+def check_places(text: str, images: Sequence[Any]) -> None:
+    """Raises ValueError if a prompt has not one place for each image."""
+    if text.count(PLACEHOLDER) != len(images):
+        raise ValueError(
+            f"a prompt has {text.count(PLACEHOLDER)} places for images ({PLACEHOLDER}) and {len(images)} images"
+        )
 
 
 def expand(ids: Sequence[int], images: Sequence[np.ndarray], vision: VisionSpec) -> list[int]:

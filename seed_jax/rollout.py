@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
+from seed_jax import images as images_lib
 from seed_jax import tokenizer as tok
+from seed_jax.config import ConfigError
+from seed_jax.models.vision_spec import VisionSpec
 from seed_jax.types import Episode, SamplingParams, Turn
 
 
@@ -26,12 +29,30 @@ class Domain(Protocol):
 
 
 class World(NamedTuple):
-    """The environment side of a run: prompts and parsing, the process pool, and the step limit of an episode."""
+    """The environment side of a run: prompts and parsing, the process pool, and the step limit of an episode.
+
+    image_size: height and width of the images that the games draw, all alike; None: they draw none
+    min_pixels: an image with fewer is enlarged before it is fitted to the model
+    """
 
     domain: Domain
     pool: Any
     max_steps: int
     history: int
+    image_size: tuple[int, int] | None = None
+    min_pixels: int = 0
+
+    def read_size(self, vision: VisionSpec | None) -> tuple[int, int] | None:
+        """Height and width of the images as a model with `vision` reads them; None if there are none. Raises
+        ConfigError for a model that cannot see them."""
+        if self.image_size is None:
+            return None
+        if vision is None:
+            raise ConfigError(
+                "env.observation = 'image', but model.init is a model without vision; name another in model.init, or "
+                "set env.observation = 'text'"
+            )
+        return images_lib.fitted_size(*images_lib.enlarged_size(*self.image_size, self.min_pixels), vision)
 
 
 def prefetch(world: World, tasks: Sequence[Any], group: int) -> None:
@@ -119,6 +140,7 @@ def play(
     if share:
         for episode in episodes:
             skills.give(episode, episode.index % group, share)
+    world.read_size(getattr(tokenizer, "vision", None))
     start, before = time.perf_counter(), Counter(sampler.stats)
     answers, current, reached = Answers(world.pool), {}, -1
     asked: dict[int, tuple[int, str, list[int]]] = {}  # handle -> episode, prompt and its ids
@@ -128,14 +150,17 @@ def play(
             arrived = []
             for index, observation in answers.poll(wait=not sampler.pending):
                 if _arrive(index, episodes[index], observation, current, counts, world.max_steps):
+                    current[index] = _seen(current[index], episodes[index], world, tokenizer)
                     arrived.append(index)
                 elif analysis is not None:
                     analysis.ask(episodes[index])
             prompts, ids = _prompts(tokenizer, world, episodes, current, arrived, max_prompt_tokens, counts)
-            _insert_given(skills, [episodes[index] for index in arrived], prompts, ids, max_prompt_tokens, counts)
-            for index, prompt, prompt_ids in zip(arrived, prompts, ids, strict=True):
+            shown = [images_lib.shown([current[index]]) for index in arrived]
+            live = [episodes[index] for index in arrived]
+            _insert_given(skills, live, prompts, ids, shown, max_prompt_tokens, counts)
+            for index, prompt, prompt_ids, seen in zip(arrived, prompts, ids, shown, strict=True):
                 key = sampler.key((stream, episodes[index].index, len(episodes[index].turns)), seed)
-                asked[sampler.submit(prompt_ids, params, key)] = (index, prompt, prompt_ids)
+                asked[sampler.submit(prompt_ids, params, key, seen)] = (index, prompt, prompt_ids)
             furthest = max((len(episodes[index].turns) for index in current), default=-1)
             if furthest > reached:
                 reached = furthest
@@ -178,38 +203,64 @@ def _arrive(place: int, episode: Episode, observation, current: dict, counts: Co
     return True
 
 
+def _seen(observation, episode: Episode, world: World, tokenizer):
+    """The observation with its image, if it has one, as the model reads it."""
+    if observation.image is None:
+        return observation
+    if observation.image.shape[:2] != world.image_size:
+        sizes = [" x ".join(map(str, size or ("none",))) for size in (observation.image.shape[:2], world.image_size)]
+        raise ValueError(
+            f"task {episode.task_id} shows an image of {sizes[0]} pixels, not {sizes[1]}; all images of a run have "
+            "one size (image_size of its World), so put rooms of one size into env.data"
+        )
+    return observation._replace(image=images_lib.fit(observation.image, tokenizer.vision, world.min_pixels))
+
+
 def _prompts(tokenizer, world: World, episodes, current, live, max_tokens: int, counts: Counter):
     """Prompt texts and ids of the live episodes; a prompt over `max_tokens` loses its oldest turns first."""
 
     def render(index: int, window: int) -> str:
         episode, observation = episodes[index], current[index]
-        history = [(turn.observation, turn.command or "", turn.result) for turn in episode.turns]
-        return world.domain.prompt(episode.goal, history, observation.text, observation.admissible, window)
+        clean = (lambda text: text) if observation.image is None else images_lib.escape
+        history = [tuple(map(clean, (turn.observation, turn.command or "", turn.result))) for turn in episode.turns]
+        admissible = tuple(map(clean, observation.admissible))
+        return world.domain.prompt(clean(episode.goal), history, clean(observation.text), admissible, window)
+
+    def encode(live: Sequence[int], texts: Sequence[str]) -> list[list[int]]:
+        return tok.encode_prompts(tokenizer, texts, images=[images_lib.shown([current[index]]) for index in live])
 
     texts = [render(index, world.history) for index in live]
-    ids = tok.encode_prompts(tokenizer, texts)
+    ids = encode(live, texts)
     for row, index in enumerate(live):
         window = world.history
         counts["prompt_truncated"] += len(ids[row]) > max_tokens
         while len(ids[row]) > max_tokens:
             if window == 0:
+                seen = ""
+                if shown := images_lib.shown([current[index]]):
+                    cells = sum(images_lib.tokens_of(image, tokenizer.vision) for image in shown)
+                    seen = f" ({len(ids[row]) - cells} of text + {cells} of its image)"
                 raise ValueError(
-                    f"task {episodes[index].task_id}: the prompt has {len(ids[row])} tokens even without history; "
-                    f"raise rollout.max_prompt_tokens={max_tokens}"
+                    f"task {episodes[index].task_id}: the prompt has {len(ids[row])} tokens{seen} even without "
+                    f"history; raise rollout.max_prompt_tokens={max_tokens} to {len(ids[row])} or more"
                 )
             window -= 1
             texts[row] = render(index, window)
-            ids[row] = tok.encode_prompts(tokenizer, [texts[row]])[0]
+            [ids[row]] = encode([index], [texts[row]])
     return texts, ids
 
 
-def _insert_given(skills, episodes, prompts, ids: list[list[int]], max_tokens: int, counts: Counter) -> None:
-    """Replaces the ids of turns whose episode has a given skill. One that does not fit is left out and counted."""
+def _insert_given(skills, episodes, prompts, ids: list[list[int]], shown, max_tokens: int, counts: Counter) -> None:
+    """Replaces the ids of turns whose episode has a given skill. One that does not fit is left out and counted.
+
+    shown: the images of each prompt
+    """
     rows = [row for row, episode in enumerate(episodes) if episode.given]
     if not rows:
         return
     limit = max_tokens + skills.hindsight.max_skill_tokens
-    encoded = skills.encode([prompts[row] for row in rows], [episodes[row].given for row in rows])
+    images = [shown[row] for row in rows] if any(shown) else None
+    encoded = skills.encode([prompts[row] for row in rows], [episodes[row].given for row in rows], images)
     for row, longer in zip(rows, encoded, strict=True):
         if len(longer) <= limit:
             ids[row] = longer
@@ -230,4 +281,5 @@ def _turn(tokenizer, domain: Domain, observation, prompt: str, prompt_ids: list[
         command=action.command,
         valid=action.valid,
         admissible=action.command in observation.admissible,
+        image=observation.image,
     )

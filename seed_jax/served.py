@@ -1,23 +1,39 @@
 """A policy behind a chat service, in the place of sampler and tokenizer: the rollout cannot tell the difference.
 
 The service knows its own tokens and template; here a token is a character, so that prompts and replies pass through
-unchanged. Nothing can be trained from that, but a panel can be played.
+unchanged, and the place of an image is a run of characters that stand in no text. Nothing can be trained from that, but
+a panel can be played.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from seed_jax.hindsight.client import Client, ClientError
+from seed_jax.images import PLACEHOLDER
+from seed_jax.models.vision_spec import VisionSpec
 from seed_jax.types import Completion, SamplingParams
+
+# Unicode's characters for an object inside of a text, and for the ends of an annotation.
+_START, _IMAGE, _END = "\ufff9", "\ufffc", "\ufffb"
+_PLACE = re.compile(f"{_START}{_IMAGE}+{_END}")
 
 
 class CharacterTokenizer:
-    """The tokenizer's part that `seed_jax.tokenizer` calls, for chats of one user message."""
+    """The tokenizer's part that `seed_jax.tokenizer` calls, for chats of one user message.
+
+    vision: of the served model, which says at which size it reads images
+    """
+
+    def __init__(self, vision: VisionSpec | None = None):
+        start, image, end = map(ord, (_START, _IMAGE, _END))
+        self.vision = vision and dataclasses.replace(vision, start_token=start, image_token=image, end_token=end)
 
     def apply_chat_template(self, chats, *, tokenize: bool, add_generation_prompt: bool, **options) -> list[str]:
         if options or any([message["role"] for message in chat] != ["user"] for chat in chats):
@@ -26,6 +42,9 @@ class CharacterTokenizer:
 
     def __call__(self, texts: Sequence[str], add_special_tokens: bool = False) -> dict[str, list[list[int]]]:
         return {"input_ids": [[ord(character) for character in text] for text in texts]}
+
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> str | list[str]:
+        return chr(ids) if isinstance(ids, int) else list(map(chr, ids))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, ids))
@@ -38,7 +57,7 @@ class ServedSampler:
     def __init__(self, client: Client):
         self.client = client
         self.stats: Counter = Counter()
-        self._waiting: dict[int, tuple[str, SamplingParams, int]] = {}
+        self._waiting: dict[int, tuple[str, SamplingParams, int, Sequence[np.ndarray]]] = {}
 
     @property
     def pending(self) -> int:
@@ -48,10 +67,11 @@ class ServedSampler:
         """The seed that is sent with the request (stream, episode, turn)."""
         return _seed(0 if seed is None else seed, *path)
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, key: int) -> int:
+    def submit(self, prompt: Sequence[int], params: SamplingParams, key: int, images: Sequence[np.ndarray] = ()) -> int:
         handle = self.stats["requests"]
         self.stats["requests"] += 1
-        self._waiting[handle] = ("".join(map(chr, prompt)), params, key)
+        text = "".join(map(chr, prompt))
+        self._waiting[handle] = (_PLACE.sub(PLACEHOLDER, text) if images else text, params, key, images)
         return handle
 
     def abort_all(self) -> None:
@@ -60,7 +80,7 @@ class ServedSampler:
     def step(self) -> list[tuple[int, Completion]]:
         asked, self._waiting = self._waiting, {}
         by_budget: dict[int, list[int]] = {}
-        for handle, (_, params, _) in asked.items():
+        for handle, (_, params, _, _) in asked.items():
             by_budget.setdefault(params.max_tokens, []).append(handle)
         return [pair for budget, handles in by_budget.items() for pair in self._ask(budget, handles, asked)]
 
@@ -68,9 +88,10 @@ class ServedSampler:
         # A service may take other defaults from the model's generation config; of these only top_p is in the protocol.
         fields = [
             {"temperature": params.temperature, "top_p": params.top_p, "seed": key}
-            for _, params, key in (asked[handle] for handle in handles)
+            for _, params, key, _ in (asked[handle] for handle in handles)
         ]
-        answers = self.client.ask([asked[handle][0] for handle in handles], budget, fields, reasoning=True)
+        texts, images = ([asked[handle][part] for handle in handles] for part in (0, 3))
+        answers = self.client.ask(texts, budget, fields, reasoning=True, images=images)
         failed = sum(finish == "failed" for _, finish in answers)
         if failed:
             raise ClientError(

@@ -69,7 +69,9 @@ def encode_prompts(
     systems: a system message for each prompt, "" for none; before: text that precedes the whole rendered chat.
     enable_thinking: passed to the chat template; Qwen3's starts the reply with an empty thought if it is False. None =
         what the tokenizer was loaded with
-    images: those of each prompt, of fitted size, in the order of their places (images.PLACEHOLDER) in its text
+    images: those of each prompt, of fitted size, in the order of their places (images.PLACEHOLDER) in its text; if no
+        prompt has any, the texts are encoded as they are
+    Raises ValueError if a prompt has not one place for each image.
     """
     if not prompts:
         return []
@@ -85,9 +87,14 @@ def encode_prompts(
     rendered = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True, **options)
     if before is not None:
         rendered = [first + chat for first, chat in zip(before, rendered, strict=True)]
-    if images is None:
+    vision = getattr(tokenizer, "vision", None)
+    if vision is not None:  # what a game or a model writes is text, also where it spells the token of images
+        name = tokenizer.convert_ids_to_tokens(vision.image_token)
+        rendered = [chat.replace(name, f"{name[:-1]} {name[-1]}") for chat in rendered]
+    if images is None or not any(images):
         return tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    vision = tokenizer.vision
+    if vision is None:
+        raise ValueError("prompts have images, but the model has no vision; name one that has in model.init")
     place = "".join(tokenizer.convert_ids_to_tokens([vision.start_token, vision.image_token, vision.end_token]))
     rendered = [chat.replace(images_lib.PLACEHOLDER, place) for chat in rendered]
     ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]

@@ -56,11 +56,13 @@ class Skill(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What the policy wrote as the analyzer: prompt and answer, and the log-probs of the answer's tokens."""
+    """What the policy wrote as the analyzer: prompt and answer, the log-probs of the answer's tokens, and the images of
+    the prompt."""
 
     prompt: list[int]
     tokens: list[int]
     logprobs: np.ndarray
+    images: tuple[np.ndarray, ...] = ()
 
 
 @dataclass

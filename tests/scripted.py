@@ -28,7 +28,7 @@ class ScriptedSampler:
     def key(self, path, seed=None):
         return path, seed
 
-    def submit(self, prompt, params, key) -> int:
+    def submit(self, prompt, params, key, images=()) -> int:
         handle = self.stats["requests"]
         self.stats["requests"] += 1
         self._waiting[handle] = (prompt, params, *key)

@@ -198,7 +198,7 @@ class Given:
         if place % 2:
             episode.given = Skill("", "look for mug")
 
-    def encode(self, prompts, skills):
+    def encode(self, prompts, skills, images=None):
         return [[7, 7, *ids] for ids in tok.encode_prompts(tiny.tokenizer(), prompts)]
 
 

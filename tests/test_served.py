@@ -9,11 +9,14 @@ import pytest
 from envs.alfworld.domain import AlfworldDomain
 from envs.alfworld.generate import make_tasks
 from envs.pool import make_pool
+from seed_jax import tokenizer as tok
 from seed_jax.evaluate import evaluate
 from seed_jax.hindsight.client import Client, ClientError
 from seed_jax.rollout import World
 from seed_jax.served import CharacterTokenizer, ServedSampler
-from tests.hindsight.test_client import Service, answer
+from seed_jax.types import SamplingParams
+from tests import pictured
+from tests.hindsight.test_client import Service, answer, shown
 
 PANEL = make_tasks("unseen", 6)
 OPTIONS = {"max_tokens": 64, "max_prompt_tokens": 10**9, "seed": 3}
@@ -59,6 +62,26 @@ def test_a_served_policy_wins_the_games_it_knows():
 def test_thoughts_that_are_missing_make_a_reply_invalid():
     result, _ = play(lambda body, _: (200, {}, answer(walkthrough_of(body["messages"][0]["content"]))))
     assert result["success_rate"] == 1.0 and result["valid_rate"] == 0.0
+
+
+def test_a_served_policy_sees_pictures():
+    episodes = [pictured.played(2), pictured.played(1, won=True)]
+    turns = [turn for episode in episodes for turn in episode.turns]
+    tokenizer, images = CharacterTokenizer(pictured.tokenizer().vision), [(turn.image,) for turn in turns]
+    ids = tok.encode_prompts(tokenizer, [turn.prompt for turn in turns], images=images)
+    for turn, prompt in zip(turns, ids, strict=True):
+        assert len(prompt) == len(turn.prompt.replace("<image>", "")) + 2 + pictured.TOKENS
+    with Service(lambda *_: (200, {}, answer("up"))) as service:
+        sampler = ServedSampler(Client(service.url, "policy", workers=1))
+        for number, (prompt, seen) in enumerate(zip(ids, images, strict=True)):
+            sampler.submit(prompt, SamplingParams(8), sampler.key((0, number, 0)), seen)
+        assert [tokenizer.decode(reply.tokens) for _, reply in sampler.step()] == ["up"] * 3
+        contents = [body["messages"][0]["content"] for _, _, body in service.requests]
+    for turn, (before, picture, after) in zip(turns, contents, strict=True):
+        assert before["text"] + "<image>" + after["text"] == turn.prompt
+        assert (shown(picture) == turn.image).all()
+    [plain] = tok.encode_prompts(tokenizer, ["look at <image>"])
+    assert tokenizer.decode(plain) == "look at <image>", "text is text"
 
 
 def test_a_service_that_does_not_answer_is_an_error():

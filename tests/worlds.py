@@ -33,3 +33,20 @@ def small(name: str):
     config.eval.games, config.eval.every, config.eval.temperatures = 4, 0, (0.0,)
     config.log.diagnostics_episodes, config.log.tensorboard = 2, False
     return config
+
+
+def seeing(name: str, model_dir, **env):
+    """With pictures, for a tiny model that sees (tiny.vision_model): rooms of 5 x 5 cells of 28 pixels."""
+    pictures = {"prompt": "released", "observation": "image", "tile_px": 28, "min_pixels": 0, "rows": 5, "columns": 5}
+    config = small(name)
+    config.env.update(pictures | {"train_tasks": 8} | env)
+    config.model.init = str(model_dir)
+    config.old_logprobs = "recompute"
+    config.rollout.batch = 4
+    config.rollout.max_prompt_tokens, config.rollout.prompt_bucket = 400, 416
+    config.hindsight.max_analysis_tokens, config.hindsight.max_skill_tokens = 900, 340
+    config.pack.row_tokens, config.pack.teacher_row_tokens = 840, 1300
+    config.pack.scored_tokens_per_row, config.pack.max_turns_per_row, config.pack.max_images_per_row = 32, 2, 2
+    config.pack.rows_per_micro = 4
+    config.eval.games = 2
+    return config

@@ -33,20 +33,20 @@ class Analysis:
         self.params = SamplingParams(hindsight.max_skill_tokens, temperature=0.0, stop_json=hindsight.stop_json)
         self.counts: Counter = Counter(analyzed=0, parsed=0, elided=0)
         self.asked: dict[int, Episode] = {}  # by identity
-        self.waiting: dict[int, tuple[Episode, list[int]]] = {}
+        self.waiting: dict[int, tuple[Episode, Fitted]] = {}
 
     def ask(self, *episodes: Episode) -> None:
         """Submits what can be analyzed and was not submitted before."""
         played = [episode for episode in _analyzable(episodes) if id(episode) not in self.asked]
         prompts = _fit(self.tokenizer, played, self.hindsight, self.style, self.counts)
-        for episode, (_, prompt, _) in zip(played, prompts, strict=True):
+        for episode, prompt in zip(played, prompts, strict=True):
             key = self.sampler.key((self.stream, episode.index, 0))
-            self.waiting[self.sampler.submit(prompt, self.params, key)] = episode, prompt
+            self.waiting[self.sampler.submit(prompt.ids, self.params, key, prompt.images)] = episode, prompt
             self.asked[id(episode)] = episode
 
     def take(self, handle: int, completion: Completion) -> None:
         episode, prompt = self.waiting.pop(handle)
-        episode.written = Written(prompt, completion.tokens, completion.logprobs)
+        episode.written = Written(prompt.ids, completion.tokens, completion.logprobs, prompt.images)
         text = tok.decode(self.tokenizer, completion.tokens)
         _take(episode, text, completion.finish, self.hindsight.min_words, self.counts)
 
@@ -80,8 +80,10 @@ def analyze_elsewhere(client, tokenizer, episodes: Sequence[Episode], hindsight,
     """As `analyze`, by the model behind `client`; a request that failed for good counts as rejected/failed."""
     counts: Counter = Counter(analyzed=0, parsed=0, elided=0)
     played = _analyzable(episodes)
-    texts = [prompt.text for prompt in _fit(tokenizer, played, hindsight, style, counts)]
-    for episode, (text, finish) in zip(played, client.ask(texts, hindsight.max_skill_tokens), strict=True):
+    prompts = _fit(tokenizer, played, hindsight, style, counts)
+    texts, images = [prompt.text for prompt in prompts], [prompt.images for prompt in prompts]
+    answers = client.ask(texts, hindsight.max_skill_tokens, images=images)
+    for episode, (text, finish) in zip(played, answers, strict=True):
         _take(episode, text, finish, hindsight.min_words, counts)
     return counts
 

@@ -23,8 +23,9 @@ from seed_jax import tokenizer as tok
 from seed_jax.evaluate import rate
 from seed_jax.hindsight.client import Answer, Client
 from seed_jax.hindsight.parsing import explain
-from seed_jax.hindsight.prompts import Fitted
-from seed_jax.hindsight.records import skill_answer
+from seed_jax.hindsight.prompts import Fitted, Images
+from seed_jax.hindsight.records import image_name, skill_answer
+from seed_jax.images import escape
 from seed_jax.types import Episode, SamplingParams, Skill
 
 # Paths of these requests must not meet those of acting, of a run's analysis or of an evaluation.
@@ -44,8 +45,8 @@ _COMPLAINTS = {
     "leak": "episode_skill names an object or place by its number, which differs in every game",
 }
 
-# Asks about prompts: (index, answer) as they come, each index once.
-Ask = Callable[[Sequence[str]], Iterator[tuple[int, Answer]]]
+# Asks about prompts, each with its images: (index, answer) as they come, each index once.
+Ask = Callable[[Sequence[str], Sequence[Images]], Iterator[tuple[int, Answer]]]
 
 
 class Rules(NamedTuple):
@@ -94,7 +95,7 @@ def annotate(
     spent: dict[int, Counter] = defaultdict(Counter)
     for round_number in range(asks):
         again = []
-        for place, answer in ask([texts[index] for index in waiting]):
+        for place, answer in ask([texts[index] for index in waiting], [prompts[index].images for index in waiting]):
             index = waiting[place]
             spent[index] += Counter(
                 prompt_tokens=answer.prompt_tokens,
@@ -106,7 +107,8 @@ def annotate(
             if reason == "failed":
                 continue
             if skill is None and reason != "filtered" and round_number + 1 < asks:
-                texts[index] = complaint(prompts[index].text, answer.text, reason)
+                said = escape(answer.text) if prompts[index].images else answer.text
+                texts[index] = complaint(prompts[index].text, said, reason)
                 again.append(index)
                 continue
             yield _line(records[index], prompts[index], answer, skill, reason, spent[index])
@@ -127,6 +129,7 @@ def _line(record, prompt: Fitted, answer: Answer, skill: Skill | None, reason: s
     return {
         **{name: record[name] for name in ("episode", "task", "family", "won")},
         "prompt": prompt.text,
+        **({"images": [image_name(image) for image in prompt.images]} if prompt.images else {}),
         "elided": prompt.elided,
         "answer": answer.text,
         "finish": answer.finish,
@@ -141,18 +144,19 @@ def _line(record, prompt: Fitted, answer: Answer, skill: Skill | None, reason: s
 
 
 def by_service(client: Client, max_tokens: int) -> Ask:
-    return lambda prompts: client.stream(prompts, max_tokens, reasoning=True)
+    return lambda prompts, images: client.stream(prompts, max_tokens, reasoning=True, images=images)
 
 
 def by_policy(sampler, tokenizer, max_tokens: int) -> Ask:
     """The model itself, greedy."""
 
-    def ask(prompts: Sequence[str]) -> Iterator[tuple[int, Answer]]:
+    def ask(prompts: Sequence[str], images: Sequence[Images]) -> Iterator[tuple[int, Answer]]:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         for start in range(0, len(prompts), _CHUNK):
-            ids = tok.encode_prompts(tokenizer, prompts[start : start + _CHUNK])
+            seen = images[start : start + _CHUNK]
+            ids = tok.encode_prompts(tokenizer, prompts[start : start + _CHUNK], images=seen)
             paths = [(WRITER_STREAM, start + place, 0) for place in range(len(ids))]
-            for place, completion in enumerate(sampler.generate(ids, params, paths)):
+            for place, completion in enumerate(sampler.generate(ids, params, paths, images=seen)):
                 text, length = tok.decode(tokenizer, completion.tokens), len(completion.tokens)
                 yield start + place, Answer(text, completion.finish, len(ids[place]), length)
 
@@ -161,7 +165,7 @@ def by_policy(sampler, tokenizer, max_tokens: int) -> Ask:
 
 def by_rules(write: Callable[[int], Skill]) -> Ask:
     """write: number of an episode -> its skill."""
-    return lambda prompts: ((i, Answer(skill_answer(write(i)), "stop", attempts=0)) for i in range(len(prompts)))
+    return lambda prompts, _: ((i, Answer(skill_answer(write(i)), "stop", attempts=0)) for i in range(len(prompts)))
 
 
 # -- report ------------------------------------------------------------------------------------------------------------

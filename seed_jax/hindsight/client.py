@@ -5,6 +5,8 @@ Requests are in flight side by side, up to a limit, and answers come as they fin
 errors, time-outs, answers cut off or damaged) is tried again after a pause that doubles, with jitter, or after as long
 as the service asks for.
 
+A prompt with images is sent as parts, text and PNG data in the order of their places in it.
+
 The key comes from the environment, goes into one header of requests to the configured URL and nowhere else: redirects
 are refused (they could carry it to another host) and errors name the status and the service's own message only.
 """
@@ -29,12 +31,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import numpy as np
+
+from seed_jax import png
+from seed_jax.images import PLACEHOLDER, check_places
+
 KEY_VARIABLE = "SEED_JAX_API_KEY"
 _RETRY_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _MAX_ANSWER_BYTES = 4_000_000
+_MAX_REQUEST_BYTES = 50_000_000  # what hosted models take
 _MAX_PAUSE_S = 60.0  # between two attempts, whatever the service asks for
 _FILTERED = "content_filter"  # what the protocol calls it, as a reason to finish and as an error code
+
+_IMAGE_REMEDY = (
+    ". The request has {images} images: {model} must be a model that sees, and the service must take so many in a "
+    "request (vLLM: --limit-mm-per-prompt); or set env.observation = 'text'"
+)
 
 
 class ClientError(RuntimeError):
@@ -98,9 +111,10 @@ class Client:
         max_tokens: int,
         fields: Sequence[dict[str, Any]] | None = None,
         reasoning: bool = False,
+        images: Sequence[Sequence[np.ndarray]] | None = None,
     ) -> list[tuple[str, str]]:
         """(answer, finish) for each prompt, in order; finish as in `Answer`. Arguments and errors as for `stream`."""
-        done = dict(self.stream(prompts, max_tokens, fields, reasoning))
+        done = dict(self.stream(prompts, max_tokens, fields, reasoning, images))
         return [(done[index].text, done[index].finish) for index in range(len(prompts))]
 
     def stream(
@@ -109,41 +123,49 @@ class Client:
         max_tokens: int,
         fields: Sequence[dict[str, Any]] | None = None,
         reasoning: bool = False,
+        images: Sequence[Sequence[np.ndarray]] | None = None,
     ) -> Iterator[tuple[int, Answer]]:
         """(index of the prompt, answer) as they come; every prompt gets exactly one.
 
         fields: further fields of each request, such as {"temperature": 0.4}; without any it is greedy.
         reasoning: what a service reports apart as the model's thoughts is put before the answer, in <think> tags.
+        images: those of each prompt, in the order of their places (images.PLACEHOLDER) in its text.
         Raises ClientError if the service refuses a request in a way that no retry can mend.
         """
-        bodies = [
-            {
+        images = images or [()] * len(prompts)
+        for prompt, seen in zip(prompts, images, strict=True):
+            if seen:
+                check_places(prompt, seen)
+
+        def one(prompt: str, seen: Sequence[np.ndarray], extra: dict[str, Any]) -> Answer:
+            body = {
                 "model": self.model,
-                "messages": [{"role": "user", "content": prompt}],
+                "messages": [{"role": "user", "content": content_parts(prompt, seen) if seen else prompt}],
                 "max_tokens": max_tokens,
                 "temperature": 0.0,
                 **extra,
             }
-            for prompt, extra in zip(prompts, fields or [{}] * len(prompts), strict=True)
-        ]
+            return self._one(body, len(seen), reasoning, stop)
+
         stop = threading.Event()
         pool = ThreadPoolExecutor(self.workers)
+        requests = zip(prompts, images, fields or [{}] * len(prompts), strict=True)
         try:
-            index_of = {pool.submit(self._one, body, reasoning, stop): index for index, body in enumerate(bodies)}
+            index_of = {pool.submit(one, *request): index for index, request in enumerate(requests)}
             for future in as_completed(index_of):
                 yield index_of[future], future.result()
         finally:  # after an error or an interruption nothing more is sent
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _one(self, body: dict[str, Any], reasoning: bool, stop: threading.Event) -> Answer:
+    def _one(self, body: dict[str, Any], images: int, reasoning: bool, stop: threading.Event) -> Answer:
         place = self._cache_file(body, reasoning)
         kept = _read_cached(place) if place else None
         if kept is not None:
             return kept
         for attempt in range(self.retries + 1):
             try:
-                answer = self._post(body, reasoning)._replace(attempts=attempt + 1)
+                answer = self._post(body, images, reasoning)._replace(attempts=attempt + 1)
             except _Passing as passing:
                 if attempt < self.retries and stop.wait(pause(attempt, self.pause_s, passing.wait_s)):
                     break
@@ -153,12 +175,16 @@ class Client:
             return answer
         return Answer("", "failed", attempts=self.retries + 1)
 
-    def _post(self, body: dict[str, Any], reasoning: bool) -> Answer:
+    def _post(self, body: dict[str, Any], images: int, reasoning: bool) -> Answer:
         """One attempt; raises _Passing if another may succeed."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-        request = urllib.request.Request(
-            self.url.rstrip("/") + "/chat/completions", json.dumps(body).encode(), headers, method="POST"
-        )
+        content = json.dumps(body).encode()
+        if images and len(content) > _MAX_REQUEST_BYTES:
+            raise ClientError(
+                f"a request with {images} images has {len(content)} bytes, more than the {_MAX_REQUEST_BYTES} that a "
+                "service takes; lower hindsight.max_analysis_tokens, so that longer episodes lose steps of their middle"
+            )
+        request = urllib.request.Request(self.url.rstrip("/") + "/chat/completions", content, headers, method="POST")
         try:
             with urllib.request.build_opener(_NoRedirect).open(request, timeout=self.timeout_s) as response:
                 raw = _read_body(response, time.monotonic() + self.timeout_s)
@@ -172,7 +198,8 @@ class Client:
             if code == _FILTERED:
                 return Answer("", "filtered")
             message = message.replace(self.key, "(key)") if self.key else message
-            raise ClientError(f"{self.url} refused the request: {error.code} {message}") from None
+            remedy = _IMAGE_REMEDY.format(images=images, model=self.model) if images else ""
+            raise ClientError(f"{self.url} refused the request: {error.code} {message}{remedy}") from None
         except (OSError, http.client.HTTPException):  # no connection, time-out, cut off
             raise _Passing from None
 
@@ -182,6 +209,16 @@ class Client:
         request = json.dumps([self.url.rstrip("/"), reasoning, body], sort_keys=True)
         name = hashlib.sha256(request.encode()).hexdigest()
         return self.cache / name[:2] / f"{name[2:]}.json"
+
+
+def content_parts(prompt: str, images: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+    """A message of text and images, in the order of the prompt; empty texts are left out."""
+    first, *others = prompt.split(PLACEHOLDER)
+    parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
+    for image, text in zip(images, others, strict=True):
+        parts.append({"type": "image_url", "image_url": {"url": png.data_uri(image)}})
+        parts.append({"type": "text", "text": text})
+    return [part for part in parts if part.get("text") != ""]
 
 
 def pause(attempt: int, first_s: float, asked_s: float = 0.0) -> float:

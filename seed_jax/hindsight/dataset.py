@@ -1,5 +1,7 @@
 """The rows of stage 1: (analysis prompt -> skill) and, so that acting is not unlearned, turns of successful episodes.
 
+A row whose prompt has images names their files ("images"), in the order of their places in it (pictures.py).
+
 The split is by task: no task has episodes on both sides. It depends on the tasks and the seed only, never on the order
 in which answers came.
 """
@@ -9,11 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from seed_jax.hindsight.records import DATASET_FILE, TRAIN_FILE, VAL_FILE, RecordError, read_records, skill_answer
+from seed_jax.images import check_places
 from seed_jax.runtime.logging import write_whole
 from seed_jax.types import Skill
 
@@ -61,6 +66,7 @@ def build(
         "val_tasks": sorted(val_tasks),
         "train_tasks": len({record["task"] for record in episodes} - val_tasks),
         "skills_left_out": len(skills) - len(usable),
+        "images": len({name for side in rows.values() for row in side for name in row.get("images", ())}),
     }
     return rows[False], rows[True], meta
 
@@ -95,6 +101,24 @@ def read(directory: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], d
     return train, val, meta
 
 
+def images_of(rows: Sequence[dict[str, Any]], read_image: Callable[[str], np.ndarray]) -> list[list[np.ndarray]] | None:
+    """The images of each row; None if no row has any. Raises RecordError for a row whose prompt has not one place for
+    each of its images, and for images that `read_image` cannot read."""
+    if not any("images" in row for row in rows):
+        return None
+    found = []
+    for row in rows:
+        names = row.get("images", [])
+        if not isinstance(names, list):
+            raise RecordError(f"row of {row['episode']}: images = {names!r} must be a list of names")
+        try:
+            check_places(row["prompt"], names)
+        except ValueError as error:
+            raise RecordError(f"row of {row['episode']}: {error}; make the data set anew") from error
+        found.append([read_image(name) for name in names])
+    return found
+
+
 def _skill_row(line: dict[str, Any]) -> dict[str, Any]:
     return {
         "kind": SKILL,
@@ -102,6 +126,7 @@ def _skill_row(line: dict[str, Any]) -> dict[str, Any]:
         "turn": -1,
         "prompt": line["prompt"],
         "response": skill_answer(Skill(line["summary"], line["skill"])),
+        **({"images": line["images"]} if "images" in line else {}),
     }
 
 
@@ -116,6 +141,7 @@ def _acting_rows(episodes: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]
                     "turn": number,
                     "prompt": turn["prompt"],
                     "response": turn["response"],
+                    **({"images": [turn["image"]]} if "image" in turn else {}),
                 }
 
 

@@ -10,8 +10,13 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from seed_jax import tokenizer as tok
-from seed_jax.types import Episode
+from seed_jax.images import PLACEHOLDER, escape, shown, tokens_of
+from seed_jax.types import Episode, Turn
+
+Images = Sequence[np.ndarray]  # of one prompt, in the order of their places in its text
 
 STYLES = ("released", "compact", "react")
 PLACEMENTS = ("after_task_line", "user_prefix", "before_template", "system")
@@ -80,24 +85,29 @@ def encode_with_skills(
     style: str,
     placement: str = "after_task_line",
     heading: str = "hindsight",
+    images: Sequence[Images] | None = None,
 ) -> list[list[int]]:
     """Each prompt with its skill -> token ids. An empty skill gives the ids of the bare prompt, whatever the placement.
+    images: those of each prompt; a skill has none.
 
     after_task_line: as `insert_skill`; user_prefix: at the head of the user message; system: as the system message
     (some chat templates have a default one, which it replaces); before_template: before the whole rendered chat.
     """
+    if images is not None and any(images):
+        skills = [escape(skill) for skill in skills]
     if placement == "after_task_line":
         pairs = zip(prompts, skills, strict=True)
-        return tok.encode_prompts(tokenizer, [insert_skill(prompt, skill, style, heading) for prompt, skill in pairs])
+        inserted = [insert_skill(prompt, skill, style, heading) for prompt, skill in pairs]
+        return tok.encode_prompts(tokenizer, inserted, images=images)
     blocks, gap = [skill_block(skill, style, heading) for skill in skills], _gap(style)
     heads = [block and block + gap for block in blocks]
     if placement == "user_prefix":
         joined = [head + (prompt.lstrip() if head else prompt) for head, prompt in zip(heads, prompts, strict=True)]
-        return tok.encode_prompts(tokenizer, joined)
+        return tok.encode_prompts(tokenizer, joined, images=images)
     if placement == "before_template":
-        return tok.encode_prompts(tokenizer, prompts, before=heads)
+        return tok.encode_prompts(tokenizer, prompts, before=heads, images=images)
     if placement == "system":
-        return tok.encode_prompts(tokenizer, prompts, systems=blocks)
+        return tok.encode_prompts(tokenizer, prompts, systems=blocks, images=images)
     raise ValueError(f"placement {placement!r} is unknown; use one of {', '.join(PLACEMENTS)}")
 
 
@@ -105,11 +115,21 @@ def _gap(style: str) -> str:
     return "\n" if style == "compact" else "\n\n"
 
 
+def analysis_images(episode: Episode, elide: int = 0) -> tuple[np.ndarray, ...]:
+    """The images of the steps that `analysis_prompt` shows, in the order of their places in its text."""
+    kept = []
+    for told in (episode, episode.peer):
+        if told:
+            gone = _left_out(len(told.turns), elide)
+            kept += [*told.turns[: gone.start], *told.turns[gone.stop :]]
+    return shown(kept)
+
+
 def analysis_prompt(episode: Episode, style: str, elide: int = 0, steps: int = 0) -> str:
     """What the analyzer reads about a finished episode, or about it and its `peer`, a lost and a won one of a group.
 
     elide: so many middle steps of an episode are left out, and the text says so; steps: lessons for single steps that
-    are asked for at most.
+    are asked for at most. A step with an image shows its place instead of the text that says the same.
     """
     if style not in STYLES:
         raise ValueError(f"prompt style {style!r} is unknown; use one of {', '.join(STYLES)}")
@@ -141,35 +161,42 @@ def analysis_prompt(episode: Episode, style: str, elide: int = 0, steps: int = 0
 
 
 class Fitted(NamedTuple):
-    """An analysis prompt; elided: steps left out of the middle of the episode."""
+    """An analysis prompt and its images; elided: steps left out of the middle of the episode."""
 
     text: str
     ids: list[int]
     elided: int
+    images: tuple[np.ndarray, ...] = ()
 
 
 def fit_analyses(tokenizer, episodes: Sequence[Episode], style: str, max_tokens: int, steps: int = 0) -> list[Fitted]:
     """The analysis prompt of each episode in at most `max_tokens` tokens: first and last steps stay, as few as needed
     of the middle go, and the text says how many. Raises ValueError if even two steps are too long."""
-    texts = [analysis_prompt(episode, style, steps=steps) for episode in episodes]
-    whole = map(Fitted, texts, tok.encode_prompts(tokenizer, texts), [0] * len(texts))
     return [
         prompt if len(prompt.ids) <= max_tokens else _elided(tokenizer, episode, style, max_tokens, steps)
-        for prompt, episode in zip(whole, episodes, strict=True)
+        for prompt, episode in zip(_fitted(tokenizer, episodes, style, 0, steps), episodes, strict=True)
     ]
+
+
+def _fitted(tokenizer, episodes: Sequence[Episode], style: str, elide: int, steps: int) -> list[Fitted]:
+    texts = [analysis_prompt(episode, style, elide, steps) for episode in episodes]
+    images = [analysis_images(episode, elide) for episode in episodes]
+    encoded = tok.encode_prompts(tokenizer, texts, images=images)
+    return list(map(Fitted, texts, encoded, [elide] * len(texts), images))
 
 
 def _elided(tokenizer, episode: Episode, style: str, max_tokens: int, steps: int) -> Fitted:
     def without(elide: int) -> Fitted:
-        text = analysis_prompt(episode, style, elide, steps)
-        return Fitted(text, tok.encode_prompts(tokenizer, [text])[0], elide)
+        return _fitted(tokenizer, [episode], style, elide, steps)[0]
 
     low, high = 0, max(len(e.turns) for e in (episode, episode.peer) if e) - 2  # too few, and the most that can go
     best = without(high) if high > 0 else None
     if best is None or len(best.ids) > max_tokens:
+        needed = best or without(0)
+        parts = f" ({_parts(tokenizer, needed)})" if needed.images else ""
         raise ValueError(
             f"episode of {episode.task_id}: its first and last step alone exceed "
-            f"hindsight.max_analysis_tokens={max_tokens}; raise it"
+            f"hindsight.max_analysis_tokens={max_tokens}{parts}; raise it"
         )
     while high - low > 1:
         middle = without((low + high) // 2)
@@ -183,18 +210,31 @@ def _elided(tokenizer, episode: Episode, style: str, max_tokens: int, steps: int
 def _told(episode: Episode, style: str, elide: int) -> list[str]:
     """Outcome and steps of one episode."""
     steps = [_step_text(number, turn, style) for number, turn in enumerate(episode.turns, 1)]
-    elide = min(elide, len(steps) - 2)
-    if elide > 0:
-        first = (len(steps) - elide + 1) // 2
-        steps[first : first + elide] = [_ELIDED.format(count=elide)]
+    if gone := _left_out(len(steps), elide):
+        steps[gone.start : gone.stop] = [_ELIDED.format(count=len(gone))]
     outcome = "success" if episode.won else "failure"
     return [f"outcome: {outcome}", *steps] if style == "compact" else [f"Outcome: {outcome}", "Episode:", *steps]
 
 
-def _step_text(number: int, turn, style: str) -> str:
+def _left_out(count: int, elide: int) -> range:
+    """Which of `count` steps go if `elide` are to: those in the middle; the first and the last stay."""
+    elide = max(0, min(elide, count - 2))
+    first = (count - elide + 1) // 2
+    return range(first, first + elide)
+
+
+def _step_text(number: int, turn: Turn, style: str) -> str:
+    seen = turn.image is not None
     if style == "compact":
-        return f"{turn.command or 'nothing'} => {' '.join(turn.result.split())} ;"
+        command = turn.command or "nothing"
+        return f"{PLACEHOLDER} {escape(command)} ;" if seen else f"{command} => {' '.join(turn.result.split())} ;"
+    observation, response = (PLACEHOLDER, escape(turn.response)) if seen else (turn.observation, turn.response)
     return (
-        f"Step {number}\nObservation: {turn.observation}\nResponse: {turn.response}\n"
+        f"Step {number}\nObservation: {observation}\nResponse: {response}\n"
         f"Action valid: {'true' if turn.valid else 'false'}"
     )
+
+
+def _parts(tokenizer, prompt: Fitted) -> str:
+    of_images = sum(tokens_of(image, tokenizer.vision) for image in prompt.images)
+    return f"{len(prompt.ids)}: {len(prompt.ids) - of_images} of text and {of_images} of {len(prompt.images)} images"

@@ -2,7 +2,7 @@
 goes on where it stopped.
 
 A line is one episode (rollouts.jsonl) or what was written about one (skills.jsonl), known by its `episode`: the task's
-id and the number of the rollout.
+id and the number of the rollout. Images are files of their own (pictures.py), which lines name.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from seed_jax import png
 from seed_jax.runtime.logging import read_jsonl, write_whole
 from seed_jax.types import Episode, Skill, Turn
 
 ROLLOUTS_FILE, SKILLS_FILE = "rollouts.jsonl", "skills.jsonl"
 TRAIN_FILE, VAL_FILE, DATASET_FILE = "train.jsonl", "val.jsonl", "dataset.json"
 SETTINGS_FILE = "settings.json"
+IMAGES_FOLDER = "images"
 _TURN = ("prompt", "observation", "response", "command", "valid", "admissible", "result", "reward")
 
 
@@ -29,6 +33,11 @@ class RecordError(ValueError):
 
 def episode_id(task_id: str, rollout: int) -> str:
     return f"{task_id}#{rollout}"
+
+
+def image_name(image: np.ndarray) -> str:
+    """The file of an image, relative to the directory of the lines that name it."""
+    return f"{IMAGES_FOLDER}/{png.digest(image)}.png"
 
 
 def to_record(episode: Episode, rollout: int) -> dict[str, Any]:
@@ -41,13 +50,23 @@ def to_record(episode: Episode, rollout: int) -> dict[str, Any]:
         "goal": episode.goal,
         "won": episode.won,
         "reward": episode.reward,
-        "turns": [{name: getattr(turn, name) for name in _TURN} for turn in episode.turns],
+        "turns": [_turn_record(turn) for turn in episode.turns],
     }
 
 
-def to_episode(record: dict[str, Any], index: int = 0) -> Episode:
-    """The episode of a record, without token ids and log-probs."""
+def _turn_record(turn: Turn) -> dict[str, Any]:
+    image = {} if turn.image is None else {"image": image_name(turn.image)}
+    return {name: getattr(turn, name) for name in _TURN} | image
+
+
+def to_episode(
+    record: dict[str, Any], index: int = 0, read_image: Callable[[str], np.ndarray] | None = None
+) -> Episode:
+    """The episode of a record, without token ids and log-probs, and without images if nothing reads them."""
     turns = [Turn(prompt_ids=[], response_ids=[], logprobs=None, **{n: t[n] for n in _TURN}) for t in record["turns"]]
+    if read_image:
+        for turn, noted in zip(turns, record["turns"], strict=True):
+            turn.image = read_image(noted["image"]) if "image" in noted else None
     return Episode(
         task_id=record["task"],
         family=record["family"],

@@ -24,7 +24,8 @@ from seed_jax.hindsight.client import Client
 from seed_jax.hindsight.evidence import SOURCES as EVIDENCE
 from seed_jax.hindsight.evidence import Solve, give_evidence
 from seed_jax.hindsight.library import Library, SkillError, load_folder
-from seed_jax.hindsight.prompts import encode_with_skills, skill_block
+from seed_jax.hindsight.prompts import Images, encode_with_skills, skill_block
+from seed_jax.images import shown
 from seed_jax.types import Episode, Skill
 
 LIBRARIES = {"static_library": load_folder, "skill_bank": load_bank}
@@ -130,16 +131,21 @@ class Skills:
                     episode.skill = skill._replace(text=text, steps=steps)
         return counts
 
-    def encode(self, prompts: Sequence[str], skills: Sequence[Skill]) -> list[list[int]]:
-        """Prompts with their skills -> token ids."""
-        return self.encode_texts(prompts, [skill.text or "" for skill in skills])
+    def encode(
+        self, prompts: Sequence[str], skills: Sequence[Skill], images: Sequence[Images] | None = None
+    ) -> list[list[int]]:
+        """Prompts, with the images of each, and their skills -> token ids."""
+        return self.encode_texts(prompts, [skill.text or "" for skill in skills], images)
 
-    def encode_texts(self, prompts: Sequence[str], texts: Sequence[str]) -> list[list[int]]:
+    def encode_texts(
+        self, prompts: Sequence[str], texts: Sequence[str], images: Sequence[Images] | None = None
+    ) -> list[list[int]]:
         """As `encode`, for the texts of single turns. An empty one leaves the prompt bare."""
         if self.per_turn:
             found = [self.library.text(self.library.by_keywords(prompt)) for prompt in prompts]
             texts = [new if old else "" for new, old in zip(found, texts, strict=True)]
-        return encode_with_skills(self.tokenizer, prompts, texts, self.style, self.hindsight.placement, self.heading)
+        where = self.style, self.hindsight.placement, self.heading
+        return encode_with_skills(self.tokenizer, prompts, texts, *where, images=images)
 
     @property
     def heading(self) -> str:
@@ -159,8 +165,10 @@ class Skills:
             for t in range(len(episode.turns))
             if (text := episode.skill.at(t)) is not None
         }
-        prompts = [episodes[e].turns[t].prompt for e, t in texts]
-        encoded = dict(zip(texts, self.encode_texts(prompts, list(texts.values())), strict=True))
+        turns = [episodes[e].turns[t] for e, t in texts]
+        images = [shown([turn]) for turn in turns]
+        prompts, skills = [turn.prompt for turn in turns], list(texts.values())
+        encoded = dict(zip(texts, self.encode_texts(prompts, skills, images), strict=True))
         kept = {key: ids for key, ids in encoded.items() if len(ids) <= max_tokens}
         counts["taught_turns"] += len(kept)
         counts["teacher_overflow"] += len(encoded) - len(kept)

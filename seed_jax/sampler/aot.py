@@ -4,6 +4,7 @@ of the model decodes on its own, so the programs of one replica are compiled."""
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -37,29 +38,52 @@ def abstract_cache(spec: ModelSpec, mesh: Mesh, room: Room, dtype: Any) -> Any:
     ]
 
 
-def lower_prefill(spec: ModelSpec, mesh: Mesh, room: Room, dtype: Any, size: int, window: int):
-    """Prefill of `size` tokens behind `window` columns, in as many rows as the engine takes at once."""
+def lower_prefill(
+    spec: ModelSpec,
+    mesh: Mesh,
+    room: Room,
+    dtype: Any,
+    size: int,
+    window: int,
+    images: int = 0,
+    image_size: tuple[int, int] | None = None,
+):
+    """Prefill of `size` tokens behind `window` columns, in as many rows as the engine takes at once. images: of the
+    request, whose call is then its own."""
     struct = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=sharding.replicated(mesh))
-    rows = max(1, PREFILL_TOKENS // size)
+    rows = 1 if images else max(1, PREFILL_TOKENS // size)
     inputs = struct((rows, size)), struct((rows,)), struct((rows,)), struct(())
+    if images:
+        cells = math.prod(spec.vision.grid(*image_size))
+        features = struct((images, cells, spec.d_model), dtype=dtype)
+        inputs = (*inputs, decode.Pictures(features, struct((rows, size)), struct((rows, size, 3))))
     with jax.set_mesh(mesh):
         return decode.programs(spec, mesh, (0,), "splash").prefill.lower(
             abstract_weights(spec, mesh, dtype), abstract_cache(spec, mesh, room, dtype), *inputs, window=window
         )
 
 
+def lower_features(spec: ModelSpec, mesh: Mesh, dtype: Any, images: int, image_size: tuple[int, int]):
+    """What makes features of as many images."""
+    shown = jax.ShapeDtypeStruct((images, *image_size, 3), jnp.uint8, sharding=sharding.replicated(mesh))
+    with jax.set_mesh(mesh):
+        return decode.programs(spec, mesh, (0,), "splash").features.lower(abstract_weights(spec, mesh, dtype), shown)
+
+
 def lower_decode(spec: ModelSpec, mesh: Mesh, room: Room, dtype: Any):
     """One call of the decode program: up to STEPS tokens in every slot of the room."""
     with jax.set_mesh(mesh):
         return decode.programs(spec, mesh, (0,), "splash").decode.lower(
-            abstract_weights(spec, mesh, dtype), abstract_cache(spec, mesh, room, dtype), *_decode_inputs(mesh, room)
+            abstract_weights(spec, mesh, dtype),
+            abstract_cache(spec, mesh, room, dtype),
+            *_decode_inputs(spec, mesh, room),
         )
 
 
-def _decode_inputs(mesh: Mesh, room: Room) -> tuple[jax.ShapeDtypeStruct, ...]:
+def _decode_inputs(spec: ModelSpec, mesh: Mesh, room: Room) -> tuple[jax.ShapeDtypeStruct, ...]:
     struct = functools.partial(jax.ShapeDtypeStruct, sharding=sharding.replicated(mesh))
     return (
-        struct((room.slots, len(decode.INTS)), jnp.int32),
+        struct((room.slots, len(decode.int_columns(spec))), jnp.int32),
         struct((room.slots, len(decode.FLOATS)), jnp.float32),
         struct((room.slots, STEPS, 2), jnp.float32),
     )
@@ -76,7 +100,7 @@ def lower_paged(kind: str, spec: ModelSpec, mesh: Mesh, room: Room, dtype: Any, 
     if kind == "decode":
         function = functools.partial(paged.decode, spec=spec, stop_ids=(0,), mesh=mesh, columns=columns)
         step = jax.jit(function, donate_argnums=1, out_shardings=(places, (whole,) * 4))
-        inputs = _decode_inputs(mesh, room)
+        inputs = _decode_inputs(spec, mesh, room)
     else:
         options = {"attention": "splash", "mesh": mesh, "window": window, "columns": columns}
         step = jax.jit(functools.partial(paged.prefill, spec=spec, **options), donate_argnums=1, out_shardings=places)

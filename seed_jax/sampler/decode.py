@@ -1,4 +1,5 @@
-"""The two programs of the sampler: `prefill` writes prompts to cache slots, `decode` adds up to N tokens to every slot.
+"""The programs of the sampler: `prefill` writes prompts to cache slots, `decode` adds up to N tokens to every slot. A
+model that sees has `features` beside them, which makes of images what `prefill` reads in the places of their tokens.
 
 A slot holds the keys and values of one request, its column c those of token c. Inside `decode` the cache is only read:
 the N new columns of all slots go to small buffers in which every slot writes the same column, and are copied to each
@@ -11,7 +12,7 @@ length, a decode call has one fixed shape, and a request enters a slot between t
 the same place in the small buffers.
 
 Shapes: B slots, S columns of a slot, R prompts of one prefill call, P padded tokens of each, N steps, K kv heads, G
-query heads of each, hd head size, V vocabulary.
+query heads of each, hd head size, V vocabulary; A images, n tokens of each, D model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from seed_jax import sharding
 from seed_jax.models import attention as attention_lib
 from seed_jax.models import transformer
 from seed_jax.models.spec import ModelSpec
-from seed_jax.sampler.sampling import sample
+from seed_jax.sampler.sampling import sample, sample_without
 
 Cache = list[tuple[jax.Array, jax.Array]]  # a layer: keys [B, K, hd, S], values [B, K, S, hd]
 
@@ -38,10 +39,28 @@ _MASKED = -1e30
 
 
 class Programs(NamedTuple):
-    """Compiled on first use, once for each shape of their arguments; both donate the cache."""
+    """Compiled on first use, once for each shape of their arguments; prefill and decode donate the cache.
+
+    features(weights, images [A, H, W, 3] uint8) -> [A, n, D]; None for a model of text
+    """
 
     prefill: Any
     decode: Any
+    features: Any
+
+
+class Pictures(NamedTuple):
+    """The images of what is prefilled. features: [A, n, D]; index: [R, P] which of all their tokens stands here, -1 for
+    text; positions: [R, P, 3]."""
+
+    features: jax.Array
+    index: jax.Array
+    positions: jax.Array
+
+
+def int_columns(spec: ModelSpec) -> tuple[str, ...]:
+    """Of the integer state; with images the position of a token is its column + shift."""
+    return INTS if spec.vision is None else (*INTS, "shift")
 
 
 def kv_copies(spec: ModelSpec, mesh: Mesh) -> int:
@@ -92,7 +111,14 @@ def programs(spec: ModelSpec, mesh: Mesh, stop_ids: tuple[int, ...], attention: 
             donate_argnums=1,
             out_shardings=(cache, (whole,) * 4),
         ),
+        features=spec.vision and jax.jit(functools.partial(_features, spec=spec), out_shardings=whole),
     )
+
+
+def _features(weights, images: jax.Array, spec: ModelSpec) -> jax.Array:
+    from seed_jax.models import vision  # only images need it
+
+    return vision.features(weights, spec, images, dtype=weights["embed"].dtype)
 
 
 def _dense(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -140,8 +166,9 @@ def finish(layer: dict[str, jax.Array], spec: ModelSpec, x: jax.Array, attended:
 
 
 def prefill(
-    weights, cache: Cache, tokens, slots, offsets, count, *, window: int, spec: ModelSpec, attention: str, mesh: Mesh
-) -> Cache:
+    weights, cache: Cache, tokens, slots, offsets, count, pictures: Pictures | None = None, *, window: int,
+    spec: ModelSpec, attention: str, mesh: Mesh,
+) -> Cache:  # fmt: skip
     """Writes keys and values of `count` prompts, or of the next piece of each, to their slots.
 
     tokens [R, P], left-aligned; slots [R]; offsets [R]: column of each prompt's first token here; what lies behind a
@@ -149,9 +176,12 @@ def prefill(
     window: how many columns before `offsets` may hold earlier pieces; 0 for the first piece
     """
     copies = kv_copies(spec, mesh)
-    positions = offsets[:, None] + jnp.arange(tokens.shape[1])
+    positions = offsets[:, None] + jnp.arange(tokens.shape[1]) if pictures is None else pictures.positions
     rope = transformer.rope_table(spec, positions)
     x = jnp.take(weights["embed"], tokens, axis=0)
+    if pictures is not None:
+        shown = jnp.take(pictures.features.reshape(-1, x.shape[-1]), jnp.maximum(pictures.index, 0), axis=0)
+        x = jnp.where(pictures.index[..., None] >= 0, shown.astype(x.dtype), x)
     written = []
     for number, (layer, (keys, values)) in enumerate(zip(weights["layers"], cache, strict=True)):
         q, k, v = project_qkv(layer, spec, x, rope)
@@ -209,26 +239,29 @@ def _copy_to_slots(cache: Cache, new: Cache, slots, columns, count) -> Cache:
 def decode(weights, cache: Cache, ints, floats, draws, *, spec: ModelSpec, stop_ids: tuple[int, ...], copies: int = 1):
     """Adds up to N tokens to every slot that has some left; stops early when none has.
 
-    ints [B, len(INTS)]: the token to read next, columns that are filled, tokens still allowed (0: the slot is idle),
-    top_k; floats [B, len(FLOATS)]; draws [B, N, 2]: the random numbers of the tokens to come
+    ints [B, len(int_columns)]: the token to read next, columns that are filled, tokens still allowed (0: the slot is
+    idle), top_k and, with images, the shift; floats [B, len(FLOATS)]; draws [B, N, 2]: the random numbers of the tokens
+    to come
     Returns (cache, (tokens [B, N], log-probs at temperature 1 [B, N], log-probs of the sampled distribution [B, N],
     how many of the tokens count [B])).
     """
     slots, length = ints.shape[0], ints[:, INTS.index("length")]
     seen = jnp.arange(cache[0][0].shape[3]) < length[:, None]
+    start = length if spec.vision is None else length + ints[:, len(INTS)]
 
     def forward(recent: Cache, token: jax.Array, step: jax.Array):
-        return _forward(weights, cache, recent, spec, token, length + step, step, seen, copies)
+        return _forward(weights, cache, recent, spec, token, start + step, step, seen, copies)
 
     shapes = cache_shapes(spec, slots, draws.shape[1], copies)
     recent = [tuple(jnp.zeros(shape, cache[0][0].dtype) for shape in layer) for layer in shapes]
-    recent, out = sampling_loop(forward, recent, ints, floats, draws, stop_ids)
+    recent, out = sampling_loop(forward, recent, ints, floats, draws, stop_ids, spec)
     return _copy_to_slots(cache, recent, jnp.arange(slots), length, slots), out
 
 
-def sampling_loop(forward, cache, ints, floats, draws, stop_ids: tuple[int, ...]):
+def sampling_loop(forward, cache, ints, floats, draws, stop_ids: tuple[int, ...], spec: ModelSpec):
     """`forward(cache, token [B], step) -> (logits [B, V], cache)` and `sample`, up to N times.
 
+    A model that sees never writes the token of images: in a later prompt, or in training, it would ask for an image.
     Returns (cache, what `decode` returns beside the cache).
     """
     state = {name: ints[:, column] for column, name in enumerate(INTS)}
@@ -238,7 +271,11 @@ def sampling_loop(forward, cache, ints, floats, draws, stop_ids: tuple[int, ...]
     def body(carry):
         step, token, active, cache, out = carry
         logits, cache = forward(cache, token, step)
-        token, *logprobs = sample(logits, draws[:, step], temperature, (state["top_k"], *cuts))
+        settings = draws[:, step], temperature, (state["top_k"], *cuts)
+        if spec.vision is None:
+            token, *logprobs = sample(logits, *settings)
+        else:
+            token, *logprobs = sample_without(spec.vision.image_token, logits, *settings)
         written = [part.at[:, step].set(value) for part, value in zip(out[:3], (token, *logprobs), strict=True)]
         out = (*written, out[3] + active)
         active &= (step + 1 < state["left"]) & ~(token[:, None] == stops).any(axis=1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from seed_jax import tokenizer as tok
 from seed_jax.models.spec import ModelSpec
 from seed_jax.sampler import decode as programs_lib
 from seed_jax.sampler import stops, weights
+from seed_jax.sampler.requests import Bank, Request, check, look
 from seed_jax.sampler.rooms import (
     STEPS,
     Room,
@@ -47,51 +47,6 @@ class QueueFull(RuntimeError):
     """More requests wait than the sampler was told to hold."""
 
 
-@dataclass(eq=False)
-class _Request:
-    handle: int
-    prompt: list[int]
-    params: SamplingParams
-    draws: np.ndarray  # random numbers of all its tokens, [max_tokens + N, 2]
-    room: Room
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[np.ndarray] = field(default_factory=list)  # of each decode call, [2, n]
-    place: tuple[_Bank, int] | None = None  # bank and slot; None: it waits
-
-    def completion(self, finish: str) -> Completion:
-        plain, sampled = np.concatenate([np.zeros((2, 0), np.float32), *self.logprobs], axis=1)[:, : len(self.tokens)]
-        return Completion(self.tokens, plain, finish, sampled)
-
-
-class _Bank:
-    """The slots of one room on one replica: the cache there, and the state of its requests here."""
-
-    def __init__(self, room: Room, cache: Any, replica: int):
-        self.room, self.cache, self.replica = room, cache, replica
-        self.ints = np.zeros((room.slots, len(programs_lib.INTS)), np.int32)
-        self.floats = np.tile(np.array([1.0, 1.0, 0.0], np.float32), (room.slots, 1))
-        self.requests: list[_Request | None] = [None] * room.slots
-
-    @property
-    def free(self) -> list[int]:
-        return [slot for slot, request in enumerate(self.requests) if request is None]
-
-    @property
-    def busy(self) -> int:
-        return sum(request is not None for request in self.requests)
-
-    def enter(self, request: _Request, slot: int) -> None:
-        p = request.params
-        self.requests[slot], request.place = request, (self, slot)
-        self.ints[slot] = (request.prompt[-1], len(request.prompt) - 1, p.max_tokens, p.top_k)
-        self.floats[slot] = (p.temperature, p.top_p, p.min_p)
-
-    def leave(self, slot: int) -> None:
-        self.requests[slot] = None
-        self.ints[slot] = 0
-        self.floats[slot] = (1.0, 1.0, 0.0)
-
-
 class Sampler:
     """Decodes requests with the current weights.
 
@@ -100,8 +55,9 @@ class Sampler:
     mesh: each of its rows that belongs to this host holds a replica of the model, which decodes on its own
     rooms: slots by size, see rooms.py; a request that fits none is refused. None: rooms are made as requests need them
     text: decodes token ids, for stop texts; dtype: of weights and cache (default: that of the parameters)
-    Counters in `stats`: requests, completions, prompt_tokens, prefill_tokens (with padding), new_tokens, length_stops,
-    aborted, slot_steps (steps of the decode programs times slots; new_tokens / slot_steps is the occupancy).
+    Counters in `stats`: requests, completions, images, prompt_tokens, prefill_tokens (with padding), new_tokens,
+    length_stops, aborted, slot_steps (steps of the decode programs times slots; new_tokens / slot_steps is the
+    occupancy).
     """
 
     def __init__(
@@ -134,9 +90,9 @@ class Sampler:
         self.weights: list[Any] | None = None
         self.stats: Counter = Counter()
         self._next_handle = 0
-        self._live: dict[int, _Request] = {}
-        self._queues: dict[Room, deque[_Request]] = {}
-        self._banks: dict[Room, list[_Bank]] = {}
+        self._live: dict[int, Request] = {}
+        self._queues: dict[Room, deque[Request]] = {}
+        self._banks: dict[Room, list[Bank]] = {}
         self._ready: list[tuple[int, Completion]] = []
 
     def load(self, params: dict[str, Any]) -> None:
@@ -176,11 +132,17 @@ class Sampler:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, key: np.ndarray) -> int:
-        """Accepts a request and returns its handle. Raises ValueError for one that cannot be answered, QueueFull."""
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, key: np.ndarray, images: Sequence[np.ndarray] = ()
+    ) -> int:
+        """Accepts a request and returns its handle. Raises ValueError for one that cannot be answered, QueueFull.
+
+        images: those of the prompt, in the order of their places
+        """
         if self.weights is None:
             raise RuntimeError("the sampler has no weights yet: call sampler.load(params)")
-        _check(prompt, params, self.spec.vocab_size, self.text)
+        check(prompt, params, self.spec.vocab_size, self.text)
+        seen, shift = look(prompt, images, self.spec)
         waiting = sum(map(len, self._queues.values()))
         if waiting >= self.max_queue:
             raise QueueFull(f"{waiting} requests wait for a slot, max_queue = {self.max_queue}; call step() first")
@@ -189,12 +151,13 @@ class Sampler:
         else:
             room = fitting_room(self.rooms, len(prompt), params.max_tokens)
         draws = uniforms(key, params.max_tokens + self.steps)
-        request = _Request(self._next_handle, list(prompt), params, draws, room)
+        request = Request(self._next_handle, list(prompt), params, draws, room, seen, shift)
         self._next_handle += 1
         self._live[request.handle] = request
         self._queues.setdefault(room, deque()).append(request)
         self.stats["requests"] += 1
         self.stats["prompt_tokens"] += len(prompt)
+        self.stats["images"] += len(images)
         return request.handle
 
     def abort(self, handle: int) -> None:
@@ -232,14 +195,17 @@ class Sampler:
         paths: Sequence[tuple[int, int, int]],
         *,
         seed: int | None = None,
+        images: Sequence[Sequence[np.ndarray]] | None = None,
     ) -> list[Completion]:
-        """All at once: one completion a prompt, in order. paths: (stream, episode, turn) of each, see `key`."""
+        """All at once: one completion a prompt, in order. paths: (stream, episode, turn) of each, see `key`; images:
+        those of each prompt."""
+        shown = [()] * len(prompts) if images is None else images
         done: dict[int, Completion] = {}
-        others, handles, waiting = [], [], deque(zip(prompts, paths, strict=True))
+        others, handles, waiting = [], [], deque(zip(prompts, paths, shown, strict=True))
         while waiting or len(done) < len(handles):
             while waiting and sum(map(len, self._queues.values())) < self.max_queue:
-                prompt, path = waiting.popleft()
-                handles.append(self.submit(prompt, params, self.key(path, seed)))
+                prompt, path, seen = waiting.popleft()
+                handles.append(self.submit(prompt, params, self.key(path, seed), seen))
             mine = set(handles)
             for handle, completion in self.step():
                 if handle in mine:
@@ -258,7 +224,7 @@ class Sampler:
                 continue
             banks = self._banks.get(room) or self._open(room)
             free = [bank.free[::-1] for bank in banks]
-            placed: list[list[_Request]] = [[] for _ in banks]
+            placed: list[list[Request]] = [[] for _ in banks]
             while queue and any(free):
                 number = max(range(len(banks)), key=lambda n: len(free[n]))
                 request = queue.popleft()
@@ -267,19 +233,28 @@ class Sampler:
             for bank, requests in zip(banks, placed, strict=True):
                 self._prefill(bank, requests)
 
-    def _open(self, room: Room) -> list[_Bank]:
+    def _open(self, room: Room) -> list[Bank]:
         share = room._replace(slots=self._slots(room))
         dtype = self.weights[0]["embed"].dtype
         self._banks[room] = [
-            _Bank(share, programs_lib.empty_cache_program(self.spec, mesh, share.slots, room.columns, dtype)(), replica)
+            Bank(
+                share,
+                programs_lib.empty_cache_program(self.spec, mesh, share.slots, room.columns, dtype)(),
+                replica,
+                programs_lib.int_columns(self.spec),
+            )
             for replica, mesh in enumerate(self.meshes)
         ]
         return self._banks[room]
 
-    def _prefill(self, bank: _Bank, requests: list[_Request]) -> None:
-        """Pieces of equal shape go together, up to PREFILL_TOKENS tokens in a call; its rows are always filled up."""
-        groups: dict[tuple[int, int, int], list[_Request]] = {}
+    def _prefill(self, bank: Bank, requests: list[Request]) -> None:
+        """Pieces of equal shape go together, up to PREFILL_TOKENS tokens in a call; its rows are always filled up. A
+        prompt with images has a call of its own."""
+        groups: dict[tuple[int, int, int], list[Request]] = {}
         for request in requests:
+            if request.seen is not None:
+                self._prefill_seen(bank, request)
+                continue
             for number, (size, window) in enumerate(pieces(len(request.prompt) - 1, self.bucket, bank.room.columns)):
                 groups.setdefault((number, size, window), []).append(request)
         for (number, size, window), members in sorted(groups.items(), key=lambda item: item[0]):
@@ -287,7 +262,18 @@ class Sampler:
             for start in range(0, len(members), rows):
                 self._prefill_call(bank, members[start : start + rows], rows, number, size, window)
 
-    def _prefill_call(self, bank: _Bank, members, rows: int, number: int, size: int, window: int) -> None:
+    def _prefill_seen(self, bank: Bank, request: Request) -> None:
+        features = self.programs[bank.replica].features(self.weights[bank.replica], request.seen.images)
+        for number, (size, window) in enumerate(pieces(len(request.prompt) - 1, self.bucket, bank.room.columns)):
+            part = slice(number * size, min((number + 1) * size, len(request.prompt) - 1))
+            index, positions = np.full((1, size), -1, np.int32), np.zeros((1, size, 3), np.int32)
+            index[0, : part.stop - part.start] = request.seen.index[part]
+            positions[0, : part.stop - part.start] = request.seen.positions[part]
+            pictures = programs_lib.Pictures(features, index, positions)
+            self._prefill_call(bank, [request], 1, number, size, window, pictures)
+        request.seen = None
+
+    def _prefill_call(self, bank: Bank, members, rows: int, number: int, size: int, window: int, *pictures) -> None:
         tokens, slots, offsets = np.zeros((rows, size), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         for row, request in enumerate(members):
             piece = request.prompt[number * size : min((number + 1) * size, len(request.prompt) - 1)]
@@ -295,10 +281,17 @@ class Sampler:
             slots[row], offsets[row] = request.place[1], number * size
         self.stats["prefill_tokens"] += rows * size
         bank.cache = self.programs[bank.replica].prefill(
-            self.weights[bank.replica], bank.cache, tokens, slots, offsets, np.int32(len(members)), window=window
+            self.weights[bank.replica],
+            bank.cache,
+            tokens,
+            slots,
+            offsets,
+            np.int32(len(members)),
+            *pictures,
+            window=window,
         )
 
-    def _dispatch(self, bank: _Bank):
+    def _dispatch(self, bank: Bank):
         draws = np.zeros((bank.room.slots, self.steps, 2), np.float32)
         for slot, request in enumerate(bank.requests):
             if request is not None:
@@ -308,7 +301,7 @@ class Sampler:
         )
         return out
 
-    def _collect(self, bank: _Bank, tokens, plain, sampled, counts) -> None:
+    def _collect(self, bank: Bank, tokens, plain, sampled, counts) -> None:
         """Takes in what a decode call has written: tokens, log-probs [B, N], how many count [B]."""
         self.stats["slot_steps"] += int(counts.max()) * len(counts)
         for slot, request in enumerate(bank.requests):
@@ -324,7 +317,7 @@ class Sampler:
             if finish := self._ended(request, count):
                 self._finish(request, finish)
 
-    def _ended(self, request: _Request, new: int) -> str | None:
+    def _ended(self, request: Request, new: int) -> str | None:
         params = request.params
         if params.stop or params.stop_json:
             stopped = request.tokens[-1] in self.stop_ids
@@ -337,7 +330,7 @@ class Sampler:
             return "stop"
         return "length" if len(request.tokens) == params.max_tokens else None
 
-    def _finish(self, request: _Request, finish: str) -> None:
+    def _finish(self, request: Request, finish: str) -> None:
         if request.place is not None:
             bank, slot = request.place
             bank.leave(slot)
@@ -361,24 +354,3 @@ def sampler_of(config, spec: ModelSpec, tokenizer, mesh: Mesh) -> Sampler:
         text=functools.partial(tok.decode, tokenizer),
         dtype=config.model.dtype,
     )
-
-
-def _check(prompt: Sequence[int], params: SamplingParams, vocab: int, text: Any) -> None:
-    """Raises ValueError, naming the field, for what cannot be decoded."""
-    if params.max_tokens < 1:
-        raise ValueError(f"max_tokens is {params.max_tokens}; a request needs a budget of at least 1 token")
-    if len(prompt) == 0:
-        raise ValueError("an empty prompt cannot be decoded")
-    if not 0 <= min(prompt) <= max(prompt) < vocab:
-        raise ValueError(f"the prompt has token ids {min(prompt)} to {max(prompt)}; the vocabulary is 0 to {vocab - 1}")
-    if not params.temperature >= 0:
-        raise ValueError(f"temperature is {params.temperature}; it must be 0 (greedy) or more")
-    if params.top_k < 0 or not 0 < params.top_p <= 1 or not 0 <= params.min_p <= 1:
-        raise ValueError(
-            f"top_k = {params.top_k} must be 0 (off) or more, top_p = {params.top_p} above 0 and at most 1 (off), "
-            f"min_p = {params.min_p} from 0 (off) to 1"
-        )
-    if (params.stop or params.stop_json) and text is None:
-        raise ValueError("stop texts need Sampler(..., text=decode), the function that turns token ids into text")
-    if "" in params.stop:
-        raise ValueError("stop has an empty text, which every reply contains; remove it")

@@ -32,6 +32,8 @@ def pages_sharding(spec: ModelSpec, mesh: Mesh) -> NamedSharding:
 
 
 def pages_shapes(spec: ModelSpec, slots: int, columns: int, copies: int = 1) -> list[tuple[int, ...]]:
+    if spec.vision is not None:
+        raise ValueError("the paged cache is for models of text: it has no prefill with images")
     if columns % PAGE:
         raise ValueError(f"{columns} columns are no multiple of the page of {PAGE}")
     return [(slots * columns // PAGE, PAGE, 2 * spec.num_kv_heads * copies, spec.head_dim)] * spec.num_layers
@@ -86,7 +88,7 @@ def decode(
             x = dense.finish(layer, spec, x, attended[:, None])
         return dense.unembed(weights, spec, x[:, 0]), written
 
-    return dense.sampling_loop(forward, cache, ints, floats, draws, stop_ids)
+    return dense.sampling_loop(forward, cache, ints, floats, draws, stop_ids, spec)
 
 
 def _combine(k: jax.Array, v: jax.Array, copies: int) -> jax.Array:

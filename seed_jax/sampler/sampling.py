@@ -71,6 +71,13 @@ def sample(logits: jax.Array, draws: jax.Array, temperature: jax.Array, filters:
     return tokens, jnp.where(changed, plain, sampled), sampled
 
 
+def sample_without(banned: int, logits: jax.Array, draws: jax.Array, temperature: jax.Array, filters):
+    """As `sample`, but never the token `banned`, which is one more filter: log-probs at temperature 1 count it."""
+    tokens, _, sampled = sample(logits.at[:, banned].set(_LOWEST), draws, temperature, filters)
+    plain = _at(logits, tokens) - jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1)
+    return tokens, plain, jnp.where(temperature == 0, plain, sampled)
+
+
 def _at(values: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.take_along_axis(values, index[:, None], axis=-1)[:, 0]
 

@@ -119,7 +119,7 @@ def _fields(batch: PackedBatch) -> dict[str, Any]:
     found = {}
     for name, value in vars(batch).items():
         if isinstance(value, Rows):
-            found |= {f"{name}.{part}": array for part, array in vars(value).items()}
+            found |= {f"{name}.{part}": array for part, array in vars(value).items() if array is not None}
         elif value is not None:
             found[name] = value
     return found
@@ -127,9 +127,10 @@ def _fields(batch: PackedBatch) -> dict[str, Any]:
 
 def _batch(fields: dict[str, np.ndarray]) -> PackedBatch:
     plain = {name: value for name, value in fields.items() if "." not in name}
-    rows = {
-        name: Rows(**{part: fields[f"{name}.{part}"] for part in ("tokens", "segments", "positions", "targets")})
-        for name in ("student", "teacher")
-        if f"{name}.tokens" in fields
-    }
+    parts = {name: {} for name in ("student", "teacher")}
+    for name, value in fields.items():
+        if "." in name:
+            which, part = name.split(".")
+            parts[which][part] = value
+    rows = {name: Rows(**found) for name, found in parts.items() if found}
     return PackedBatch(**{"teacher": None, **rows, **plain})

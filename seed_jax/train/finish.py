@@ -19,7 +19,6 @@ from seed_jax.runtime.logging import EVALUATIONS_FILE, METRICS_FILE, SUMMARY_FIL
 from seed_jax.sampler import weights
 from seed_jax.train.export import write_policy
 from seed_jax.train.metrics import conditions
-from seed_jax.train.packing import Shape
 from seed_jax.train.state import TrainState
 from seed_jax.types import SamplingParams
 
@@ -93,7 +92,7 @@ def skill_diagnostics(run, state: TrainState) -> dict:
         analyze(run.sampler, run.tokenizer, episodes, config.hindsight, config.env.prompt, DIAGNOSTICS_STREAM)
     run.skills.assign(episodes)
     true_skills = [world.domain.true_skill(task) for task in tasks]
-    shape = Shape(run.shape.teacher_row_tokens, run.shape.scored_tokens, run.shape.turns)
+    shape = run.shape._replace(row_tokens=run.shape.teacher_row_tokens)
     return skill_table(
         params,
         run.spec,

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import struct
 
+from seed_jax import images as images_lib
+from seed_jax.models.vision_spec import VisionSpec
 from seed_jax.runtime import multihost
 
 
@@ -23,7 +25,7 @@ class Sample(NamedTuple):
     step: number of the turn in its episode; given: whether its prompt holds a skill that the policy read;
     step_return: discounted reward from this turn on; anchor: id of what was observed before it, or several of them, for
     histories of growing length; span: the response tokens that may be distilled, [n] bool (None: all); generated: not a
-    turn but a skill that the policy wrote about the episode.
+    turn but a skill that the policy wrote about the episode; images: of the prompt, which are those of the teacher's.
     """
 
     prompt: Sequence[int]
@@ -40,6 +42,7 @@ class Sample(NamedTuple):
     anchor: int | Sequence[int] = 0
     span: np.ndarray | None = None
     generated: bool = False
+    images: tuple[np.ndarray, ...] = ()
 
 
 @struct.dataclass
@@ -48,8 +51,9 @@ class Rows:
 
     tokens: Any  # [R, T] int32
     segments: Any  # [R, T] int32, 1.. per turn
-    positions: Any  # [R, T] int32, from 0 in each segment
+    positions: Any  # [R, T] int32, from 0 in each segment; [R, T, 3] with images, see images.positions
     targets: Any  # [R, N] int32
+    images: Any = None  # [R, I, height, width, 3] uint8, in the order of their places, then zeros; None: text alone
 
 
 @struct.dataclass
@@ -77,25 +81,40 @@ class PackedBatch:
 
 
 class Shape(NamedTuple):
-    """Row geometry: all sizes in tokens but `turns` (turns a row)."""
+    """Row geometry: all sizes in tokens but `turns` (turns a row) and `images` (images a row, 0 = text alone).
+
+    image_size: height and width of every image; vision: of the model that reads them
+    """
 
     row_tokens: int
     scored_tokens: int
     turns: int
     teacher_row_tokens: int = 0
+    images: int = 0
+    image_size: tuple[int, int] = (0, 0)
+    vision: VisionSpec | None = None
+
+
+def shape_of(pack, image_size: tuple[int, int] | None = None, vision: VisionSpec | None = None) -> Shape:
+    """Of a run. pack: that section of its config; image_size: as the model reads them, None for text alone."""
+    shape = Shape(pack.row_tokens, pack.scored_tokens_per_row, pack.max_turns_per_row, pack.teacher_row_tokens)
+    if image_size is None:
+        return shape
+    return shape._replace(images=pack.max_images_per_row, image_size=image_size, vision=vision)
 
 
 def first_fit(samples: Sequence[Sample], shape: Shape, open_rows: int = 64) -> list[list[int]]:
     """Which samples go together: each into the first of the last `open_rows` rows where both of its versions fit."""
     rows: list[list[int]] = []
-    capacity = np.array([shape.row_tokens, shape.scored_tokens, shape.turns, shape.teacher_row_tokens])
+    capacity = np.array([*shape[:5]])
     room = np.zeros((open_rows, len(capacity)), np.int64)  # ring: row i lives at i % open_rows
     for index, sample in enumerate(samples):
         need = _need(sample)
         if (need > capacity).any():
             raise ValueError(
-                f"a turn needs (tokens, scored, turns, teacher tokens) {need.tolist()}, a row has {capacity.tolist()}; "
-                "raise pack.row_tokens, pack.scored_tokens_per_row or pack.teacher_row_tokens"
+                f"a turn needs (tokens, scored, turns, teacher tokens, images) {need.tolist()}, a row has "
+                f"{capacity.tolist()}; raise pack.row_tokens, pack.scored_tokens_per_row, pack.teacher_row_tokens or "
+                "pack.max_images_per_row"
             )
         fits = (room >= need).all(axis=1)
         if fits.any():
@@ -113,7 +132,7 @@ def first_fit(samples: Sequence[Sample], shape: Shape, open_rows: int = 64) -> l
 def _need(sample: Sample) -> np.ndarray:
     n = len(sample.response)
     teacher = len(sample.teacher_prompt) + n if sample.teacher_prompt is not None else 0
-    return np.array([len(sample.prompt) + n, n, 1, teacher])
+    return np.array([len(sample.prompt) + n, n, 1, teacher, len(sample.images)])
 
 
 def bucket(count: int, unit: int) -> int:
@@ -184,18 +203,21 @@ def pack(samples: Sequence[Sample], shape: Shape, rows_per_mini: int, with_teach
 def pack_rows(groups: Sequence[Sequence[Sample]], shape: Shape, teacher: bool = False) -> tuple[Rows, np.ndarray]:
     """Writes each group of samples into one row -> (rows, scored mask [R, N]).
 
-    In the teacher version a turn without a skill takes no tokens but keeps its place among the scored ones, so
-    column j of the
-    teacher's targets always names the same response token as column j of the student's.
+    In the teacher version a turn without a skill takes no tokens and no images but keeps its place among the scored
+    ones, so column j of the teacher's targets always names the same response token as column j of the student's.
     """
     length = shape.teacher_row_tokens if teacher else shape.row_tokens
-    blank = lambda n: np.zeros((len(groups), n), np.int32)  # noqa: E731
+    blank = lambda *size: np.zeros((len(groups), *size), np.int32)  # noqa: E731
     rows = Rows(
-        tokens=blank(length), segments=blank(length), positions=blank(length), targets=blank(shape.scored_tokens)
+        tokens=blank(length),
+        segments=blank(length),
+        positions=blank(length, 3) if shape.images else blank(length),
+        targets=blank(shape.scored_tokens),
+        images=np.zeros((len(groups), shape.images, *shape.image_size, 3), np.uint8) if shape.images else None,
     )
     mask = np.zeros((len(groups), shape.scored_tokens), bool)
     for r, row in enumerate(groups):
-        start = scored = 0
+        start = scored = shown = 0
         for slot, sample in enumerate(row):
             prompt = sample.teacher_prompt if teacher else sample.prompt
             n = len(sample.response)
@@ -203,7 +225,13 @@ def pack_rows(groups: Sequence[Sequence[Sample]], shape: Shape, teacher: bool = 
                 middle, end = start + len(prompt), start + len(prompt) + n
                 rows.tokens[r, start:middle], rows.tokens[r, middle:end] = prompt, sample.response
                 rows.segments[r, start:end] = slot + 1
-                rows.positions[r, start:end] = np.arange(end - start)
+                if shape.images:
+                    read = rows.tokens[r, start:end]
+                    rows.positions[r, start:end] = images_lib.positions(read, sample.images, shape.vision)
+                    for image in sample.images:
+                        rows.images[r, shown], shown = image, shown + 1
+                else:
+                    rows.positions[r, start:end] = np.arange(end - start)
                 rows.targets[r, scored : scored + n] = np.arange(middle, end)
                 mask[r, scored : scored + n] = True
                 start = end

@@ -28,7 +28,7 @@ from seed_jax.runtime.terminal import reporters
 from seed_jax.sampler.engine import sampler_of
 from seed_jax.train import factors
 from seed_jax.train.compiled import shared_update
-from seed_jax.train.packing import Shape
+from seed_jax.train.packing import shape_of
 from seed_jax.train.state import TrainState, init_state, state_shardings
 from seed_jax.train.update import build_optimizer
 
@@ -49,7 +49,9 @@ class Run:
     def __init__(self, config, setup: Setup, workdir: Path):
         self.config, self.setup, self.workdir = config, setup, workdir
         self.model_dir = hf.resolve(config.model.init)
-        self.tokenizer = tok.load_tokenizer(self.model_dir, config.rollout.thinking)
+        vision = hf.load_spec(self.model_dir).vision
+        self.tokenizer = tok.load_tokenizer(self.model_dir, config.rollout.thinking, vision)
+        self.shape = shape_of(config.pack, setup.world.read_size(vision), vision)
         self.mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
         multihost.check_rows(self.mesh)
         self.spec, self.initial = hf.load(self.model_dir, self.mesh)
@@ -67,8 +69,6 @@ class Run:
         tasks = (*setup.train_tasks, *setup.panel)
         self.skills = Skills(config, self.tokenizer, {t.family for t in tasks}, solver(setup.world.domain, tasks))
         self.distills = choices.needs_teacher
-        p = config.pack
-        self.shape = Shape(p.row_tokens, p.scored_tokens_per_row, p.max_turns_per_row, p.teacher_row_tokens)
         self.leads = multihost.leads()  # only this process writes files and prints
         self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard, enabled=self.leads)
         self.episodes = EpisodeWriter(workdir / EPISODES_FILE, enabled=self.leads)

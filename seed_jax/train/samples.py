@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from seed_jax import images
 from seed_jax.train.credit import turn_credit
 from seed_jax.train.packing import Sample
 from seed_jax.train.writing import analysis_samples
@@ -32,6 +33,7 @@ def batch_samples(run, episodes: Sequence[Episode], iteration: int, counts: Coun
             episode=episode.index,
             step=t,
             given=episode.given is not None,
+            images=images.shown([turn]),
             **credit.get((e, t), {}),
         )
         for e, episode in enumerate(episodes)

@@ -16,7 +16,8 @@ from seed_jax.train.packing import Sample, Shape, first_fit, pack_rows
 
 @functools.partial(jax.jit, static_argnames=("spec", "options"))
 def _row_logprobs(params, rows, spec: ModelSpec, options: tuple[tuple[str, Any], ...]):
-    return scored_logprobs(params, spec, rows.tokens, rows.segments, rows.positions, rows.targets, **dict(options))[0]
+    places = rows.tokens, rows.segments, rows.positions, rows.targets
+    return scored_logprobs(params, spec, *places, images=rows.images, **dict(options))[0]
 
 
 def score(

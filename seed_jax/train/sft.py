@@ -11,16 +11,23 @@ import numpy as np
 
 from seed_jax import sharding
 from seed_jax import tokenizer as tok
+from seed_jax.images import escape
 from seed_jax.models.logprobs import scored_logprobs
 from seed_jax.models.spec import ModelSpec
 from seed_jax.train.packing import Rows, Sample, Shape, first_fit, pack_rows
 from seed_jax.train.state import TrainState, apply_gradients
 
 
-def encode_pairs(tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Sample]:
-    """(prompt, reply) texts -> samples; a reply ends with the end token."""
-    prompts = tok.encode_prompts(tokenizer, [prompt for prompt, _ in pairs])
-    return [Sample(ids, tok.encode_response(tokenizer, reply)) for ids, (_, reply) in zip(prompts, pairs, strict=True)]
+def encode_pairs(
+    tokenizer, pairs: Sequence[tuple[str, str]], images: Sequence[Sequence[np.ndarray]] | None = None
+) -> list[Sample]:
+    """(prompt, reply) texts -> samples; a reply ends with the end token. images: those of each prompt."""
+    prompts = tok.encode_prompts(tokenizer, [prompt for prompt, _ in pairs], images=images)
+    images = images or [()] * len(pairs)
+    return [
+        Sample(ids, tok.encode_response(tokenizer, escape(reply) if seen else reply), images=tuple(seen))
+        for ids, (_, reply), seen in zip(prompts, pairs, images, strict=True)
+    ]
 
 
 def build_sft_step(spec: ModelSpec, optimizer, *, dtype: str = "float32", remat: str = "none"):

@@ -9,7 +9,7 @@ are a pure function of seed and number, so a resumed run goes on exactly.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,9 +42,9 @@ from seed_jax.runtime.logging import (
 )
 from seed_jax.runtime.signals import Interrupted, stop_on_signals
 from seed_jax.sampler.engine import sampler_of
-from seed_jax.train.packing import Sample, Shape, first_fit
+from seed_jax.train.packing import Sample
 from seed_jax.train.sft import warmup_cosine
-from seed_jax.train.stage1_data import MAX_PER_ROW, Batches, fold, samples_of
+from seed_jax.train.stage1_data import Batches, fold, packed, row_shape, samples_of, with_images
 from seed_jax.train.stage1_export import export, write_summary
 from seed_jax.train.state import (
     TrainState,
@@ -62,11 +62,13 @@ LOG_EVERY = 10  # optimizer steps between lines of metrics.jsonl
 
 
 class Data(NamedTuple):
-    """Rows of the data set, and the tasks of its validation side as the environment has them."""
+    """Rows of the data set, the tasks of its validation side as the environment has them, and what reads the images
+    that rows name."""
 
     train: Sequence[dict[str, Any]]
     val: Sequence[dict[str, Any]]
     val_tasks: Sequence[Any]
+    read_image: Callable[[str], np.ndarray] | None = None
 
 
 class Stage1:
@@ -76,13 +78,16 @@ class Stage1:
         self.config, self.data, self.world, self.workdir = config, data, world, workdir
         s = config.sft
         self.model_dir = hf.resolve(config.model.init)
-        self.tokenizer = tok.load_tokenizer(self.model_dir, config.rollout.thinking)
-        self.shape = Shape(s.row_tokens, s.scored_tokens_per_row, MAX_PER_ROW)
-        train = samples_of(self.tokenizer, data.train, self.shape)  # before the model: these are the user's files
+        vision = hf.load_spec(self.model_dir).vision
+        self.tokenizer = tok.load_tokenizer(self.model_dir, config.rollout.thinking, vision)
+        shape = row_shape(s, vision, world)
+        encode = lambda rows: samples_of(self.tokenizer, rows, shape, data.read_image)  # noqa: E731
+        train = encode(data.train)  # before the model: these are the user's files
         self.val = {
-            kind: samples_of(self.tokenizer, [row for row in data.val if row["kind"] == kind], self.shape)
-            for kind in (dataset.SKILL, dataset.ACT)
+            kind: encode([row for row in data.val if row["kind"] == kind]) for kind in (dataset.SKILL, dataset.ACT)
         }
+        validated = [*self.val.values(), [sample for samples in self.val.values() for sample in samples]]
+        self.shape = with_images(shape, [packed(samples, shape) for samples in validated])
         self.mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
         if s.rows_per_micro % self.mesh.shape["fsdp"]:
             raise ConfigError(
@@ -91,7 +96,7 @@ class Stage1:
             )
         self.rows_per_micro = s.rows_per_micro or self.mesh.shape["fsdp"]
         self.batches = Batches(
-            train, self.shape, batch=s.batch, epochs=s.epochs, rows_per_micro=self.rows_per_micro, seed=config.seed
+            train, shape, batch=s.batch, epochs=s.epochs, rows_per_micro=self.rows_per_micro, seed=config.seed
         )
         self.spec, self.initial = hf.load(self.model_dir, self.mesh)
         self.optimizer = make_optimizer(s.b1, s.b2, s.eps, s.weight_decay, s.grad_clip)
@@ -129,7 +134,8 @@ def build_programs(config, spec, mesh, optimizer, shardings: TrainState):
 
     def loss(params, rows, weights):
         places = (rows.tokens, rows.segments, rows.positions, rows.targets)
-        logp = score_tokens(params, spec, *places, remat=config.model.remat, dtype=dtype, **placement).logp
+        how = dict(images=rows.images, remat=config.model.remat, dtype=dtype, **placement)
+        logp = score_tokens(params, spec, *places, **how).logp
         return -(logp * weights).sum()
 
     def step(state: TrainState, rows, weights, used, lr):
@@ -273,7 +279,7 @@ def validation_loss(run: Stage1, params) -> dict[str, float]:
 
 
 def _mean_loss(run: Stage1, params, samples: Sequence[Sample]) -> float:
-    groups = [[samples[i] for i in row] for row in first_fit(samples, run.shape)]
+    groups = packed(samples, run.shape)
     per_micro = run.rows_per_micro
     micros = -(-len(groups) // per_micro)
     rows, weights = fold(groups, run.shape, micros, per_micro, run.config.sft.loss)
@@ -289,9 +295,10 @@ def _mean_loss(run: Stage1, params, samples: Sequence[Sample]) -> float:
 def written_skills(run: Stage1) -> dict[str, Any]:
     """How many of the skills that the model writes, greedy, on validation prompts are usable."""
     rows = [row for row in run.data.val if row["kind"] == dataset.SKILL]
-    ids = tok.encode_prompts(run.tokenizer, [row["prompt"] for row in rows])
+    ids, images = ([getattr(sample, name) for sample in run.val[dataset.SKILL]] for name in ("prompt", "images"))
     params = SamplingParams(max_tokens=run.config.hindsight.max_skill_tokens, temperature=0.0)
-    completions = run.sampler.generate(ids, params, [(SKILL_STREAM, place, 0) for place in range(len(ids))])
+    paths = [(SKILL_STREAM, place, 0) for place in range(len(ids))]
+    completions = run.sampler.generate(ids, params, paths, images=images)
     reasons: dict[str, int] = {}
     usable = np.zeros(len(rows))
     for place, completion in enumerate(completions):

@@ -87,7 +87,8 @@ def export(run, params, step: int, name: str) -> None:
 
 def _card(run, step: int, base: str) -> str:
     config, base_id = run.config, hub_id(run.model_dir)
-    header = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [seed-jax]"]
+    task = "image-text-to-text" if run.spec.vision else "text-generation"
+    header = ["library_name: transformers", f"pipeline_tag: {task}", "tags: [seed-jax]"]
     header += [f"base_model: {base_id}"] if base_id else []
     counts = ", ".join(f"{sum(r['kind'] == kind for r in run.data.train)} {kind} rows" for kind in ("skill", "act"))
     return "\n".join(

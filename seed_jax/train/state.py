@@ -79,11 +79,12 @@ def frozen(params, dtype) -> Any:
     The model casts matrices and tables to its compute dtype before it uses them, so with that dtype scores are those
     of the original, bit by bit. Norms and biases stay as they are: norms are computed in float32.
     """
-    layers = {
-        name: jnp.array(x, dtype if x.ndim > 2 and "bias" not in name else None) for name, x in params["layers"].items()
-    }
-    rest = {name: jnp.array(x, dtype if x.ndim > 1 else None) for name, x in params.items() if name != "layers"}
-    return {**rest, "layers": layers}
+
+    def copy(path, x):
+        name = path[-1].key
+        return jnp.array(x, None if "norm" in name or "bias" in name else dtype)
+
+    return jax.tree_util.tree_map_with_path(copy, params)
 
 
 def apply_gradients(state: TrainState, grads, optimizer, lr) -> tuple[TrainState, dict]:

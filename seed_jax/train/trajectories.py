@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seed_jax import sharding
+from seed_jax import images, sharding
 from seed_jax.hindsight.analyzer import analyze
 from seed_jax.runtime.logging import PANEL_TRAJECTORIES_FILE, TRAJECTORIES_FILE, append_jsonl
 from seed_jax.sampler import weights as decoding
 from seed_jax.spans import tag_span
 from seed_jax.train import factors
-from seed_jax.train.packing import Sample, Shape
+from seed_jax.train.packing import Sample
 from seed_jax.train.scoring import score
 from seed_jax.train.state import TrainState
 from seed_jax.train.update import model_placement
@@ -147,7 +147,7 @@ class Scorer:
         self.weights = {"student": trees[0], "teacher": trees[-1]}
         self.spec, p, devices = run.spec, config.pack, mesh.shape["fsdp"]
         self.rows = devices * max(1, min(_ROWS, p.rows_per_micro) // devices)
-        self.shape = Shape(p.teacher_row_tokens, p.scored_tokens_per_row, p.max_turns_per_row)
+        self.shape = run.shape._replace(row_tokens=p.teacher_row_tokens)
         attention, model_mesh = model_placement(config, run.spec, mesh)
         self.options = dict(dtype=dtype, attention=attention, mesh=model_mesh)
 
@@ -170,7 +170,11 @@ def score_views(run, scorer: Scorer, chosen: Sequence[Episode], wrong) -> dict[t
     }
     result: dict[tuple[int, int], dict[str, np.ndarray]] = defaultdict(dict)
     for view, found in prompts.items():
-        samples = [Sample(ids, chosen[e].turns[t].response_ids) for (e, t), ids in found.items()]
+        turns = [chosen[e].turns[t] for e, t in found]
+        samples = [
+            Sample(ids, turn.response_ids, images=images.shown([turn]))
+            for ids, turn in zip(found.values(), turns, strict=True)
+        ]
         for key, values in zip(found, scorer("student" if view == "student" else "teacher", samples), strict=True):
             result[key][view] = values
     return result

@@ -33,6 +33,7 @@ def analysis_samples(episodes: Sequence[Episode]) -> list[Sample]:
             group=episode.group,
             episode=episode.index,
             generated=True,
+            images=episode.written.images,
         )
         for episode in episodes
         if episode.written is not None

@@ -169,7 +169,7 @@ def test_rejected_skills_keep_their_answer_and_reason():
         "mug 3 ": ("nothing", "stop", "no_json"),
         "mug 4 ": (GOOD, "length", "unfinished"),
     }
-    ask = lambda prompts: ((i, Answer(*_said(said, prompt)[:2])) for i, prompt in enumerate(prompts))  # noqa: E731
+    ask = lambda prompts, images: ((i, Answer(*_said(said, prompt)[:2])) for i, prompt in enumerate(prompts))  # noqa: E731
     found = lines(episodes(5), ask)
     assert [line["reason"] for line in found] == [reason for _, _, reason in said.values()]
     assert [line["answer"] for line in found] == [text for text, _, _ in said.values()]
@@ -196,11 +196,11 @@ def test_skills_that_name_instances_can_be_rejected():
     (episode,) = episodes(1)
     place = episode.turns[0].command.removeprefix("go to ")
     text = json.dumps({"episode_summary": "", "episode_skill": f"look at {place.upper()} before you leave"})
-    ask = lambda prompts: iter([(0, Answer(text, "stop"))])  # noqa: E731
+    ask = lambda prompts, images: iter([(0, Answer(text, "stop"))])  # noqa: E731
     assert lines([episode], ask, rules=annotate.Rules(3, "reject"))[0]["reason"] == "leak"
     assert lines([episode], ask)[0]["skill"].endswith("before you leave")
     other = json.dumps({"episode_summary": "", "episode_skill": "take route 66 to the kitchen"})
-    unseen = lambda prompts: iter([(0, Answer(other, "stop"))])  # noqa: E731
+    unseen = lambda prompts, images: iter([(0, Answer(other, "stop"))])  # noqa: E731
     assert lines([episode], unseen, rules=annotate.Rules(3, "reject"))[0]["reason"] == ""
 
 
@@ -225,9 +225,7 @@ def test_records_hold_all_that_the_analysis_reads(tmp_path):
     episode = played(3, "released", won=True)
     append_jsonl(tmp_path / "r.jsonl", records.to_record(episode, 0))
     (record,) = records.read_records(tmp_path / "r.jsonl")
-    assert analysis_prompt(records.to_episode(record), "released") == analysis_prompt(
-        episode, "released"
-    )
+    assert analysis_prompt(records.to_episode(record), "released") == analysis_prompt(episode, "released")
 
 
 @pytest.mark.parametrize(

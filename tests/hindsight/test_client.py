@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import email.utils
 import http.server
+import io
 import json
 import threading
 import time
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from seed_jax.hindsight import client as client_lib
 from seed_jax.hindsight.client import KEY_VARIABLE, Client, ClientError, pause, retry_after
 
 KEY = "sk-very-secret-0123"
@@ -189,3 +194,76 @@ def test_an_error_stops_what_waits():
         with pytest.raises(ClientError, match="401"):
             client(service.url, workers=1).ask([f"prompt {n}" for n in range(200)], 8)
         assert len(service.requests) < 50
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def picture(seed: int, height: int = 28, width: int = 56) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
+
+
+def shown(part: dict) -> np.ndarray:
+    """The image in a part of a message, read without the code under test."""
+    assert part["type"] == "image_url"
+    kind, data = part["image_url"]["url"].split(",")
+    assert kind == "data:image/png;base64"
+    with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as image:
+        assert (image.format, image.mode) == ("PNG", "RGB")
+        return np.array(image)
+
+
+def test_images_arrive_in_the_order_of_their_places():
+    images = [picture(0), picture(1, 84, 28), picture(0)]
+    prompts = ["first <image> then <image>\nlast<image>", "text <image> alone", "<image>"]
+    with Service(lambda *_: (200, {}, answer("seen"))) as service:
+        found = client(service.url, workers=1).ask(prompts, 8, images=[images, [], [images[1]]])
+        assert found == [("seen", "stop")] * 3
+        contents = [body["messages"][0]["content"] for _, _, body in service.requests]
+    assert [part["type"] for part in contents[0]] == ["text", "image_url", "text", "image_url", "text", "image_url"]
+    assert [part["text"] for part in contents[0][::2]] == ["first ", " then ", "\nlast"]
+    for part, image in zip(contents[0][1::2], images, strict=True):
+        np.testing.assert_array_equal(shown(part), image)
+    assert contents[1] == prompts[1], "a prompt without images is a text as ever"
+    [only] = contents[2]
+    np.testing.assert_array_equal(shown(only), images[1])
+
+
+def test_a_wrong_number_of_images_is_never_sent():
+    with Service(lambda *_: (200, {}, answer("seen"))) as service:
+        for prompt, count in (("one <image>", 2), ("<image> and <image>", 1), ("none", 1)):
+            message = rf"a prompt has {prompt.count('<image>')} places for images \(<image>\) and {count} images"
+            with pytest.raises(ValueError, match=message):
+                client(service.url).ask(["<image>", prompt], 8, images=[[picture(0)], [picture(0)] * count])
+        assert service.requests == []
+
+
+def test_a_service_that_does_not_see_is_one_line_with_the_remedy():
+    message = json.dumps({"error": {"message": "writer is not a multimodal model"}}).encode()
+    with Service(lambda *_: (400, {}, message)) as service:
+        with pytest.raises(ClientError, match=r"refused the request: 400 writer is not a multimodal") as error:
+            client(service.url).ask(["<image><image>"], 8, images=[[picture(0), picture(1)]])
+        assert "The request has 2 images: writer must be a model that sees" in str(error.value)
+        assert "--limit-mm-per-prompt" in str(error.value) and "env.observation = 'text'" in str(error.value)
+        assert "\n" not in str(error.value)
+        with pytest.raises(ClientError) as error:
+            client(service.url).ask(["text"], 8)
+        assert "images" not in str(error.value)
+
+
+def test_requests_that_no_service_takes_are_not_sent(monkeypatch):
+    monkeypatch.setattr(client_lib, "_MAX_REQUEST_BYTES", 4000)
+    with Service(lambda *_: (200, {}, answer("seen"))) as service:
+        assert client(service.url).ask(["x" * 5000], 8) == [("seen", "stop")], "text is not counted"
+        with pytest.raises(ClientError, match=r"1 images has \d+ bytes, more than the 4000 .* lower hindsight\.max_an"):
+            client(service.url).ask(["<image>"], 8, images=[[picture(0)]])
+        assert len(service.requests) == 1
+
+
+def test_the_cache_tells_images_apart(tmp_path):
+    with Service(lambda _, number: (200, {}, answer(f"answer {number}"))) as service:
+        ask = lambda image: client(service.url, cache=tmp_path).ask(["<image>"], 8, images=[[image]])  # noqa: E731
+        assert ask(picture(0)) == ask(picture(0)) == [("answer 0", "stop")]
+        changed = picture(0)
+        changed[0, 0, 0] ^= 1
+        assert ask(changed) == [("answer 1", "stop")] and ask(picture(0)) == [("answer 0", "stop")]

@@ -272,7 +272,7 @@ def test_long_episodes_are_elided_as_little_as_needed():
 
 def test_another_model_answers_the_same_questions():
     class Service:
-        def ask(self, prompts, max_tokens):
+        def ask(self, prompts, max_tokens, images):
             self.asked = prompts, max_tokens
             return [(GOOD, "stop"), (GOOD, "length"), ("", "failed")]
 

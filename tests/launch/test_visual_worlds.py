@@ -27,8 +27,7 @@ LEVELS = "#####\n#PXO#\n#___#\n#####\n\n#####\n#OXP#\n#___#\n#####\n"
 @pytest.fixture
 def seeing(tmp_path):
     """A model directory that says that it can see."""
-    vision = {"vision_config": {"patch_size": 14, "spatial_merge_size": 2}}
-    (tmp_path / "config.json").write_text(json.dumps(vision))
+    (tmp_path / "config.json").write_text(json.dumps(tiny.vision_spec(300).to_hf()))
     return tmp_path
 
 
@@ -96,6 +95,12 @@ def test_published_settings():
         assert (config.optim.lr, config.distill.coef, config.distill.beta, config.sft.lr) == (1e-6, 0.01, 5.0, 2e-6)
         assert (config.adv.penalty, config.loss.kl_coef, config.loss.entropy_coef) == (0.1, 0.01, 0.001)
         assert (config.adv.normalize, config.eval.every) == ("std", 5)
+        assert (config.annotate.temperature, config.sft.epochs, config.sft.batch, config.sft.row_tokens) == (
+            1.0,
+            3,
+            8,
+            4096,
+        )
 
 
 @pytest.mark.parametrize(
@@ -198,20 +203,18 @@ def test_larger_tiles(seeing):
 
 @pytest.mark.parametrize("name", VISUAL)
 @pytest.mark.parametrize(
-    ("vision", "message"),
+    ("tower", "message"),
     [
-        ({}, "is a model without vision .*set env.observation = 'text'"),
-        (
-            {"vision_config": {"patch_size": 16, "spatial_merge_size": 2}},
-            "patches of 16 pixels, merged 2 x 2; .* of 14",
-        ),
-        ([], "is a model without vision"),
-        (None, "cannot be read"),
+        (None, "model without vision; .*set env.observation = 'text'"),
+        ({"patch_size": 16}, r"patch(_size)?=16"),
+        ({"spatial_merge_size": 4}, "merge(_size)?=4"),
     ],
 )
-def test_models_that_cannot_see(name, vision, message, tmp_path):
-    if vision is not None:
-        (tmp_path / "config.json").write_text(json.dumps(vision))
+def test_models_that_cannot_see(name, tower, message, tmp_path):
+    record = tiny.spec(300).to_hf() if tower is None else tiny.vision_spec(300).to_hf()
+    if tower:
+        record["vision_config"] |= tower
+    (tmp_path / "config.json").write_text(json.dumps(record))
     config = shorter(name, observation="image")
     config.model.init = str(tmp_path)
     with pytest.raises(DataError, match=message), open_environment(config):

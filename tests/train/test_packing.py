@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from seed_jax.train.packing import Sample, Shape, bucket, first_fit, pack, row_use
+from configs import base
+from seed_jax import images
+from seed_jax.train.packing import Sample, Shape, bucket, first_fit, pack, row_use, shape_of
+from tests import tiny
 
 SHAPE = Shape(row_tokens=40, scored_tokens=16, turns=4, teacher_row_tokens=56)
 
@@ -84,3 +87,55 @@ def test_an_empty_batch_has_no_mini_batches():
     batch = pack([], SHAPE, rows_per_mini=4, with_teacher=True)
     assert batch.minis == 0
     assert not batch.real.any()
+
+
+# -- images
+
+
+VISION = tiny.vision_spec(300).vision
+SEEING = Shape(60, 16, 4, 80, images=3, image_size=(28, 56), vision=VISION)
+
+
+def seen(count=12, seed=0):
+    """Turns with no image, one or two, of two tokens each; every fourth has no skill."""
+    rng, made = np.random.default_rng(seed), []
+    for number in range(count):
+        images = tuple(rng.integers(1, 256, (number % 3, 28, 56, 3), np.uint8))
+        prompt = [5, *[VISION.start_token, VISION.image_token, VISION.image_token, VISION.end_token, 6] * len(images)]
+        teacher = None if number % 4 == 0 else [5, 7, 7, *prompt[1:]]
+        made.append(Sample(prompt, [8, 9], teacher, reward=float(number), images=images))
+    return made
+
+
+def test_images_follow_their_turns():
+    data = seen()
+    batch = pack(data, SEEING, rows_per_mini=2, with_teacher=True)
+    for rows, prompt_of in ((batch.student, lambda s: s.prompt), (batch.teacher, lambda s: s.teacher_prompt)):
+        assert rows.images.shape == (*rows.tokens.shape[:1], 3, 28, 56, 3) and rows.images.dtype == np.uint8
+        for r in range(len(rows.tokens)):
+            members = [data[int(batch.reward[r, slot])] for slot in np.flatnonzero(batch.real[r])]
+            shown = [image for sample in members if prompt_of(sample) is not None for image in sample.images]
+            assert np.array_equal(rows.images[r, : len(shown)], np.array(shown).reshape(-1, 28, 56, 3))
+            assert not rows.images[r, len(shown) :].any()
+            assert (rows.tokens[r] == VISION.image_token).sum() == 2 * len(shown)
+            for slot, sample in enumerate(members):
+                if prompt_of(sample) is not None:
+                    ids = [*prompt_of(sample), *sample.response]
+                    found = rows.positions[r][rows.segments[r] == slot + 1]
+                    assert np.array_equal(found, images.positions(ids, sample.images, VISION))
+    assert sum(len(s.images) for s in data) > 3 and batch.student.positions.shape[2] == 3
+
+
+def test_rows_of_text_have_no_images():
+    assert pack(samples(), SHAPE, 4, True).student.images is None
+
+
+def test_too_many_images_for_a_row():
+    with pytest.raises(ValueError, match=r"raise .* or pack\.max_images_per_row"):
+        first_fit(seen(), SEEING._replace(images=1))
+
+
+def test_the_shape_of_a_run():
+    config = base.get_config().pack
+    assert shape_of(config) == Shape(4096, 1024, 64, 8192)
+    assert shape_of(config, (28, 56), VISION)[4:] == (config.max_images_per_row, (28, 56), VISION)
