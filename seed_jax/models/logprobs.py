@@ -65,8 +65,7 @@ def score_tokens(
 ) -> Scores:
     """Scores the tokens at row indices `targets`, each given the tokens before it in its segment.
 
-    tokens, segment_ids, positions, remat, dtype, attention, mesh, images: as in `transformer.hidden_states`; tokens
-        [B, T]
+    tokens [B, T], segment_ids, positions, remat, dtype, attention, mesh, images: as in `transformer.hidden_states`
     targets: [B, N] indices in 0..T-1 of the tokens to score; 0 means nothing. The first token of a segment and padding
         have no prediction and count as nothing too.
     candidates: [B, N, C] ids below V to score at each target, such as a teacher's `topk_ids`
@@ -79,17 +78,9 @@ def score_tokens(
     if not 0 <= top_k <= spec.vocab_size:
         raise ValueError(f"top_k={top_k} must be 0 to vocab_size={spec.vocab_size}")
     hidden = transformer.hidden_states(
-        params,
-        spec,
-        tokens,
-        segment_ids,
-        positions,
-        dtype=dtype,
-        remat=remat,
-        attention=attention,
-        mesh=mesh,
+        params, spec, tokens, segment_ids, positions, dtype=dtype, remat=remat, attention=attention, mesh=mesh,
         images=images,
-    )
+    )  # fmt: skip
     sources = jnp.maximum(targets - 1, 0)
     target_segments = jnp.take_along_axis(segment_ids, targets, axis=1)
     source_segments = jnp.take_along_axis(segment_ids, sources, axis=1)

@@ -21,6 +21,9 @@ from seed_jax.runtime.logging import CONFIG_FILE, EVALUATIONS_FILE, read_config,
 CHECKPOINTS_DIR = "checkpoints"
 # The cache of the Hugging Face Hub keeps a model in a folder of this name.
 _CACHED_MODEL = re.compile(r"models--([^/]+?)--([^/]+)")
+# Task on the hub, class of the model, and what reads the input of one for text and of one that sees.
+_USE = ("text-generation", "AutoModelForCausalLM", "Tokenizer")
+_USE_WITH_IMAGES = ("image-text-to-text", "AutoModelForImageTextToText", "Processor")
 
 
 class Exported(NamedTuple):
@@ -205,7 +208,8 @@ def model_card(
     Of a base model in a local directory it gives the last two names of the path, and no link to the hub.
     """
     base, method, iteration = record["base_model"], record["method"], record["iterations"]
-    header = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [reinforcement-learning, seed-jax]"]
+    task, model, reader = _USE_WITH_IMAGES if spec.vision is not None else _USE
+    header = ["library_name: transformers", f"pipeline_tag: {task}", "tags: [reinforcement-learning, seed-jax]"]
     header += [f"base_model: {base_id}"] if base_id else []
     facts = {
         "base model": f"`{base}`",
@@ -224,9 +228,9 @@ def model_card(
         "temperature and nothing else, so the generation config has no top-p, top-k or penalty.",
         "",
         "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"from transformers import {model}, Auto{reader}",
         "",
-        'model, tokenizer = AutoModelForCausalLM.from_pretrained("DIR"), AutoTokenizer.from_pretrained("DIR")',
+        f'model, {reader.lower()} = {model}.from_pretrained("DIR"), Auto{reader}.from_pretrained("DIR")',
         "```",
         "",
         "Exported by seed-jax; `seed_jax.json` has the facts above for programs.",

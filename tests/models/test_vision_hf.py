@@ -14,6 +14,7 @@ from seed_jax import tokenizer as tok
 from seed_jax.models import hf, published, transformer
 from seed_jax.models.spec import ModelSpec, init_params, iterate, weights
 from seed_jax.models.vision_spec import VisionSpec
+from seed_jax.sharding import make_mesh
 from tests import tiny
 from tests.models import seeing
 from tests.models.seeing import SPEC
@@ -229,6 +230,16 @@ def test_sharded_round_trip_is_bitwise(tmp_path):
     spec, again = hf.load(out, dtype="bfloat16")
     assert spec == SPEC and (out / hf.INDEX_FILE).is_file()
     assert_same(again, params)
+
+
+def test_load_onto_a_mesh(tmp_path):
+    """Every device reads its part of fused and of five-dimensional weights."""
+    mesh = make_mesh(fsdp=4, tensor=2)
+    _, loaded = hf.load(hf.save(seeing.make_params(), SPEC, tmp_path / "model"), mesh)
+    assert_same(loaded, seeing.make_params())
+    tower = loaded["vision"]
+    assert tower["layers"]["qkv"].addressable_shards[0].data.shape == (7, 8, 3, 1, 16)
+    assert tower["patch"].addressable_shards[0].data.shape == (14, 14, 2, 3, 8)
 
 
 def test_missing_tensor_of_the_tower(tmp_path):

@@ -263,3 +263,14 @@ def test_places_that_are_no_earlier_export(finished, tmp_path, copied):
     export.export_checkpoint(copied, copied / "export", step=1)
     export.export_checkpoint(copied, copied / "export", step=2)
     assert_same(hf.load(copied / "export")[1], finished.params[2])
+
+
+def test_card_names_the_classes_of_transformers():
+    config = {"env": {"name": "sokoban", "prompt": "released"}, "eval": {"split": "seen"}}
+    record = {"base_model": "tiny", "method": "seed", "iterations": 3, "config_hash": "0"}
+    words = {tiny.spec(50): ("text-generation", "AutoModelForCausalLM", "AutoTokenizer")}
+    words[tiny.vision_spec(50)] = ("image-text-to-text", "AutoModelForImageTextToText", "AutoProcessor")
+    for spec, (task, model, reader) in words.items():
+        card = export.model_card(spec, config, record, [], "float32")
+        assert f"pipeline_tag: {task}\n" in card
+        assert f'= {model}.from_pretrained("DIR"), {reader}.from_pretrained("DIR")\n' in card
