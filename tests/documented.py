@@ -78,10 +78,8 @@ STANDS_FOR = {
     "--data=DIR": "--data=official",
     "--wheels=W": "--wheels=wheels",
     "--out=DIR": "--out=questions",
-    "--workdir=A": "--workdir=runs/seed",
-    "--workdir=B": "--workdir=runs/grpo",
     "--workdir=D": "--workdir=runs/hosts",
-    "--dump=DIR": "--dump=runs/overflow/dumps/iteration_000001",
+    "--dump=DIR": "--dump=runs/broken/dumps/iteration_000001",
 }
 ANSWERS = {"envs.search.serve": "http://"}  # a server is stopped when it has printed this
 EXITS = {"launch.replay": 1}  # it has found what is not finite

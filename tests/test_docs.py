@@ -14,6 +14,7 @@ import pytest
 
 from configs import methods
 from seed_jax import aot
+from seed_jax.runtime.logging import METRICS_FILE, read_jsonl
 from tests import documented
 from tests.documented import DOCS, ROOT
 from tests.envs.search.test_search_data import write_wheels
@@ -93,9 +94,9 @@ def reader(tmp_path_factory):
     ):
         games = runner.run(["-m", "envs.alfworld.generate", "--out=official", "--games=12", "--split=all"])
         assert games.code == 0, games.output
-        # An update whose gradient is not finite leaves a dump.
-        train = "python -m launch.train --config=configs/quickstart.py:grpo --workdir=runs/overflow"
-        broken = runner.run([*documented.scaled(train.split())[1:], "--config.adv.penalty=1e38"])
+        # An update whose gradient is not finite leaves a dump: 0 / 0, since all rewards are equal.
+        train = "python -m launch.train --config=configs/quickstart.py:grpo --workdir=runs/broken"
+        broken = runner.run([*documented.scaled(train.split())[1:], "--config.adv.eps=1e-50"])
         assert broken.code == 0, broken.output
         yield Reader(home, runner, service.url)
 
@@ -158,3 +159,71 @@ def test_the_table_of_methods_is_that_of_the_presets():
     assert methods.table() in (ROOT / "docs" / "methods.md").read_text()
 
 
+# -- what commands leave, and code -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_leaves_what_the_quickstart_says(reader):
+    reader.result(COMMANDS.index("python -m launch.train --config=configs/quickstart.py:grpo --workdir=runs/grpo"))
+    text = (ROOT / "docs" / "quickstart.md").read_text()
+    table = text.partition("| in the workdir |")[2].partition("\n\n")[0]
+    promised = {name for row in table.splitlines()[2:] for name in re.findall(r"`([\w./]+)`", row.split("|")[1])}
+    elsewhere = {"dumps/": "broken", "profile/": None}  # a run that goes wrong; log.profile_iteration
+    assert len(promised) > 10 and elsewhere.keys() < promised
+    for name in promised:
+        workdir = elsewhere.get(name, "seed")
+        assert workdir is None or (reader.directory / "runs" / workdir / name).exists(), name
+    records = [read_jsonl(reader.directory / "runs" / run / METRICS_FILE)[0] for run in ("seed", "grpo")]
+    names = "|".join(re.escape(name).replace("\\*", ".*") for name in re.findall(r"`([a-z]+/[\w./*]+)`", text))
+    assert [name for name in {**records[0], **records[1]} if "/" in name and not re.fullmatch(names, name)] == []
+
+
+@pytest.mark.slow
+def test_the_exported_card_says_what_the_run_did(reader):
+    reader.result(COMMANDS.index("python -m launch.export_hf --checkpoint=runs/seed --out=model"))
+    card = (reader.directory / "model" / "README.md").read_text()
+    workdir = reader.directory / "runs" / "seed"
+    games = json.loads((workdir / "games.json").read_text())
+    for part in ("train", "panel"):
+        assert f"{games[part]['count']} games, sha256 `{games[part]['sha256']}`" in card
+    before, after = (record for record in read_jsonl(workdir / "evaluations.jsonl") if record["temperature"] == 0)
+    rates = [f"{record['success_rate']:.3f} ± {record['standard_error']:.3f}" for record in (before, after)]
+    assert f"| 0 | {rates[0]} | {rates[1]} | {after['macro_success_rate']:.3f} |" in card
+    assert "not recorded" not in card.partition("## License")[0]
+
+
+@pytest.mark.slow
+def test_the_example_of_an_environment_trains(reader):
+    result = reader.result(COMMANDS.index("python drawers.py runs/drawers"))
+    assert (reader.directory / "runs" / "drawers" / "summary.json").exists() and "[2/2]" in result.output
+
+
+@pytest.mark.slow
+def test_the_example_of_a_method_trains(reader):
+    """The line stands where the page says, in the table of presets."""
+    [line] = [body for _, body in documented.blocks("python") if body.startswith('"')]
+    name = line.split('"')[1]
+    assert name not in methods.PRESETS
+    (reader.directory / "new_method.py").write_text(
+        "from configs import alfworld, methods\nfrom configs.methods import _AS_SEED, _SELF, Preset\n\n"
+        f"methods.PRESETS.update({{\n{line}}})\n\n\n"
+        f"def get_config():\n    return alfworld.get_config({name!r})\n"
+    )
+    train = "python -m launch.train --config=new_method.py --config.model.init=DIR --workdir=runs/new_method"
+    result = reader.run(train)
+    assert result.code == 0, result.output[-3000:]
+    stored = json.loads((reader.directory / "runs" / "new_method" / "config.json").read_text())
+    assert stored["method"] == name and stored["distill"]["gate"] == "hard"
+
+
+@pytest.mark.slow
+def test_other_code_runs(reader):
+    """Models of the hub lie in directories of their names."""
+    (reader.directory / "Qwen").mkdir()
+    (reader.directory / "Qwen" / "Qwen2.5-0.5B-Instruct").symlink_to(ROOT / "assets" / "quickstart" / "base")
+    scripts = [body for _, body in documented.blocks("python") if body.startswith("from ")]
+    assert scripts
+    for number, body in enumerate(scripts):
+        (reader.directory / f"code{number}.py").write_text(body)
+        result = reader.runner.run([f"code{number}.py"])
+        assert result.code == 0, result.output[-3000:]
