@@ -44,7 +44,7 @@ _LENGTHS = {
 _COUNTS = {
     "iterations": 1, "env.train_tasks": 12, "rollout.tasks": 2, "rollout.group": 2, "eval.games": 2,
     "eval.temperatures": "(0.0,)", "log.diagnostics_episodes": 0, "log.trajectories_panel": 1,
-    "hindsight.min_coverage_iterations": 0, "annotate.tasks": 6, "annotate.rollouts": 1, "sft.epochs": 1,
+    "hindsight.min_coverage_iterations": 0, "annotate.tasks": 12, "annotate.rollouts": 1, "sft.epochs": 1,
     "sft.batch": 4, "sft.row_tokens": 360, "sft.scored_tokens_per_row": 48, "sft.rows_per_micro": 4,
     "sft.play_episodes": 1,
 }  # fmt: skip
