@@ -67,6 +67,7 @@ SCALED = {
     "envs.search.prepare": [],
     "envs.search.serve": ["--port=0"],
     "benchmarks.alfworld": ["--games=1", "--envs=2", "--steps=2"],
+    "benchmarks.trajectories": [*SMALL, "--config.iterations=2"],
     "benchmarks.quickstart_curves": ["--seeds=0", "--iterations=1", *SMALL],
     "pdoc": [],
     "drawers.py": [],
