@@ -310,7 +310,8 @@ def _log() -> ConfigDict:
     log.diagnostics_episodes = 96  # episodes behind the closing skill table; 0 = no table
     log.profile_iteration = 0  # iteration, counted from 1, that jax.profiler traces into profile/; 0 = none
     # What the trajectory page of launch.report shows: the tokens of a few episodes, each with its log-probs without a
-    # skill, with the teacher's and with another task's. It costs three forward passes over these episodes.
+    # skill, with the teacher's and with another task's. It costs three forward passes over these episodes:
+    # measured, 4 % of the processor time of the quickstart's iteration, see docs/quickstart.md.
     log.trajectories_every = 5  # iterations between records of training episodes (and the last one); 0 = never
     log.trajectories_per_iteration = 8  # episodes in each: of a group one that won and one that lost, if it has both
     log.trajectories_panel = 6  # games of the panel recorded at every evaluation, always the same; 0 = none

@@ -55,6 +55,7 @@ STAGE1_SKIP = flags.DEFINE_float("stage1_skip", 0.65, "as --skip, in the acting 
 STAGE1_STEPS = flags.DEFINE_integer("stage1_steps", 600, "optimizer steps of stage 1")
 GAMES = flags.DEFINE_integer("games", 6000, "games of the behaviour-cloning data (each played twice)")
 SKIP = flags.DEFINE_float("skip", 0.5, "share of clean/heat/cool demonstrations that forget the step")
+CARD_GAMES = flags.DEFINE_integer("card_games", 192, "games of each panel that card.json is measured on", lower_bound=1)
 SEED = flags.DEFINE_integer("seed", 0, "seed of data and training")
 
 STYLE, HISTORY, MAX_STEPS = "compact", 4, 12  # as in configs/quickstart.py
@@ -266,10 +267,10 @@ def main(_) -> None:
         report=reporter("stage1", STAGE1_STEPS.value),
     )
     save(state.params, spec, tokenizer, out / "stage1")
-    config = quickstart.get_config()
+    split = quickstart.get_config().eval.split
     panels = {
-        "settings": [as_task(game) for game in games(FIRST_SETTINGS_GAME, config.eval.games)],
-        config.eval.split: make_tasks(config.eval.split, config.eval.games),
+        "settings": [as_task(game) for game in games(FIRST_SETTINGS_GAME, CARD_GAMES.value)],
+        split: make_tasks(split, CARD_GAMES.value),
     }
     card = {name: measure(out / name, panels) for name in ("base", "stage1")}
     (out / "card.json").write_text(json.dumps(card, indent=1) + "\n")

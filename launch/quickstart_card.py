@@ -17,12 +17,15 @@ from seed_jax.models import hf
 from seed_jax.rollout import World
 from seed_jax.sampler.engine import Sampler
 
+BATCH = 64  # requests decoded together, at most
+
 
 def measure(directory: Path, panels: dict[str, list[Task]]) -> dict:
     """{panel: success and admissible rate, greedy and at temperature .4} and the parse rate of skills of a model."""
     tokenizer = tok.load_tokenizer(directory)
     spec, params = hf.load(directory)
-    sampler = Sampler(spec, tokenizer.eos_token_id, seed=0, mesh=sharding.make_mesh())
+    batch = min(BATCH, *map(len, panels.values()))
+    sampler = Sampler(spec, tokenizer.eos_token_id, seed=0, batch=batch, mesh=sharding.make_mesh())
     sampler.load(params)
     config = quickstart.get_config()
     world = World(AlfworldDomain(config.env.prompt), make_pool(FACTORY), config.env.max_steps, config.env.history)

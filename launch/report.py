@@ -62,16 +62,15 @@ def write(
         if records:
             links = [*links, ("Trajectories", browse)]
             content = trajectory_page.body(run, records, episodes)
-            written.append(
-                _save(out / browse, markup.page(f"{run.name}: trajectories", content, "trajectories.js", links, browse))
-            )
-        written.append(
-            _save(out / here, markup.page(f"{run.name}: run", run_page.body(run, classes, paths), nav=links, here=here))
-        )
+            scripts = trajectory_page.SCRIPTS
+            page = markup.page(f"{run.name}: trajectories", content, links, browse, scripts)
+            written.append(_save(out / browse, page))
+        page = markup.page(f"{run.name}: run", run_page.body(run, classes, paths), links, here)
+        written.append(_save(out / here, page))
     if compared:
         paths = figures.draw_comparison(compared, out) if draw else "Not drawn: --nofigures."
         content = card_page.body(compared, {run.name: _file(run) for run in runs}, paths)
-        written.append(_save(out / "index.html", markup.page("Comparison", content, nav=nav, here="index.html")))
+        written.append(_save(out / "index.html", markup.page("Comparison", content, nav, "index.html")))
     return written
 
 

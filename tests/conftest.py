@@ -19,8 +19,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 
 def pytest_collection_modifyitems(items):
-    """The slow folders first, so that no worker is left with a long file at the end."""
-    items.sort(key=lambda item: item.path.parent.name not in ("train", "launch"))
+    """What is slow first, so that no worker is left with a long file at the end."""
+    slow = {"train", "launch", "test_docs.py"}
+    items.sort(key=lambda item: slow.isdisjoint((item.path.parent.name, item.path.name)))
     skip = pytest.mark.skip(reason="needs SEED_JAX_OPTIMIZED=1, which the second half of `make test` sets")
     for item in items:
         if item.get_closest_marker("optimized") and not OPTIMIZED:

@@ -42,13 +42,14 @@ def embed(name: str, value: Any) -> str:
     return f'<script type="application/json" id="{name}">{content}</script>'
 
 
-def page(title: str, body: str, script: str = "page.js", nav: Sequence[tuple[str, str]] = (), here: str = "") -> str:
-    """A whole document. script: the file in assets/ that runs after page.js; nav: (name, file) of sibling pages."""
-    scripts = [(ASSETS / "page.js").read_text()]
-    if script != "page.js":
-        scripts.append((ASSETS / script).read_text())
+def page(
+    title: str, body: str, nav: Sequence[tuple[str, str]] = (), here: str = "", scripts: Sequence[str] = ()
+) -> str:
+    """A whole document. nav: (name, file) of sibling pages; here: its own file; scripts: files in assets/ that run
+    after page.js, in order."""
+    codes = [(ASSETS / name).read_text() for name in ("page.js", *scripts)]
     hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'" for code in scripts
+        f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'" for code in codes
     )
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
@@ -58,7 +59,7 @@ def page(title: str, body: str, script: str = "page.js", nav: Sequence[tuple[str
         f'<a href="{attribute(file)}"{" aria-current=page" if file == here else ""}>{text(name)}</a>'
         for name, file in nav
     )
-    code = "".join(f"<script>{code}</script>" for code in scripts)
+    code = "".join(f"<script>{code}</script>" for code in codes)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>

@@ -17,6 +17,7 @@ from seed_jax.report import markup
 from seed_jax.report.runs import ReportError, Run
 from seed_jax.runtime.logging import PANEL_TRAJECTORIES_FILE, TRAJECTORIES_FILE, read_jsonl
 
+SCRIPTS = ("episode.js", "trajectories.js")  # that the page runs
 CHUNK = 20  # episodes in a chunk
 BUDGET = 5_000_000  # bytes of a page
 MAX_CHARS = 20_000  # of an observation; the rest is left out and the page says how much

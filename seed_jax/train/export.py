@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,14 +17,12 @@ from seed_jax.models import hf, tensor_files
 from seed_jax.models import spec as spec_lib
 from seed_jax.models.spec import ModelSpec
 from seed_jax.runtime.checkpoint import Checkpointer, CheckpointError
-from seed_jax.runtime.logging import CONFIG_FILE, EVALUATIONS_FILE, read_config, read_jsonl
+from seed_jax.runtime.logging import CONFIG_FILE, EVALUATIONS_FILE, GAMES_FILE, read_config, read_jsonl
+from seed_jax.train.card import policy_card
 
 CHECKPOINTS_DIR = "checkpoints"
 # The cache of the Hugging Face Hub keeps a model in a folder of this name.
 _CACHED_MODEL = re.compile(r"models--([^/]+?)--([^/]+)")
-# Task on the hub, class of the model, and what reads the input of one for text and of one that sees.
-_USE = ("text-generation", "AutoModelForCausalLM", "Tokenizer")
-_USE_WITH_IMAGES = ("image-text-to-text", "AutoModelForImageTextToText", "Processor")
 
 
 class Exported(NamedTuple):
@@ -52,6 +51,7 @@ def write_policy(
     model_dir: Path,
     iteration: int,
     evaluations: Sequence[Mapping[str, Any]],
+    games: Mapping[str, Any] | None = None,
     dtype: str = "float32",
     max_shard_bytes: int = hf.MAX_SHARD_BYTES,
 ) -> Path:
@@ -60,6 +60,7 @@ def write_policy(
     config: of the run, with sections as mappings
     model_dir: the base model, whose tokenizer, chat template and token ids are taken over
     evaluations: records of evaluations.jsonl; those of `iteration` and of iteration 0 are shown
+    games: what `read_games` found
     """
     record = {
         "method": config["method"],
@@ -73,7 +74,7 @@ def write_policy(
         out,
         tokenizer_dir=model_dir,
         dtype=dtype,
-        extra_files={"README.md": model_card(spec, config, record, evaluations, dtype, hub_id(model_dir))},
+        extra_files={"README.md": policy_card(spec, config, record, evaluations, games, dtype, hub_id(model_dir))},
         record=record,
         max_shard_bytes=max_shard_bytes,
         **token_ids(model_dir),
@@ -106,10 +107,24 @@ def export_checkpoint(
         model_dir=opened.model_dir,
         iteration=opened.iteration,
         evaluations=read_jsonl(opened.workdir / EVALUATIONS_FILE),
+        games=read_games(opened.workdir),
         dtype=dtype,
         max_shard_bytes=max_shard_bytes,
     )
     return Exported(out, opened.iteration, opened.spec.num_params)
+
+
+def read_games(workdir: Path) -> dict[str, Any] | None:
+    """How many games a run was trained and evaluated on and the hashes of their contents, as its launcher recorded
+    them; None if it did not. Raises ValueError for a damaged file."""
+    path = workdir / GAMES_FILE
+    if not path.is_file():
+        return None
+    try:
+        recorded = json.loads(path.read_text())
+        return {part: {name: recorded[part][name] for name in ("count", "sha256")} for part in ("train", "panel")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it to export without the hashes of the games") from error
 
 
 def is_run(source: Path) -> bool:
@@ -193,68 +208,3 @@ def hub_id(model_dir: Path) -> str | None:
     """The id of a model that lies in the cache of the Hugging Face Hub; None for any other directory."""
     cached = _CACHED_MODEL.search(str(model_dir.resolve()))
     return "/".join(cached.groups()) if cached else None
-
-
-def model_card(
-    spec: ModelSpec,
-    config: Mapping[str, Any],
-    record: Mapping[str, Any],
-    evaluations: Sequence[Mapping[str, Any]],
-    dtype: str,
-    base_id: str | None = None,
-) -> str:
-    """README.md: what the model is, what it was trained from and how, and how well it did, if that is known.
-
-    Of a base model in a local directory it gives the last two names of the path, and no link to the hub.
-    """
-    base, method, iteration = record["base_model"], record["method"], record["iterations"]
-    task, model, reader = _USE_WITH_IMAGES if spec.vision is not None else _USE
-    header = ["library_name: transformers", f"pipeline_tag: {task}", "tags: [reinforcement-learning, seed-jax]"]
-    header += [f"base_model: {base_id}"] if base_id else []
-    facts = {
-        "base model": f"`{base}`",
-        "method": f"`{method}`, {iteration} iteration{'s' * (iteration != 1)}",
-        "environment": f"`{config['env']['name']}` ({config['env']['prompt']} prompt)",
-        "config hash": f"`{record['config_hash']}`",
-        "architecture": f"{spec.model_type}, {spec.num_params:,} parameters, stored as {dtype}",
-    }
-    lines = ["---", *header, "---", "", f"# {base} trained with {method}", ""]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
-    lines += ["## Evaluation", "", *_evaluation_lines(config, iteration, evaluations), ""]
-    lines += [
-        "## Use",
-        "",
-        "The prompt is one user message in the tokenizer's chat template. Training and evaluation sample with a",
-        "temperature and nothing else, so the generation config has no top-p, top-k or penalty.",
-        "",
-        "```python",
-        f"from transformers import {model}, Auto{reader}",
-        "",
-        f'model, {reader.lower()} = {model}.from_pretrained("DIR"), Auto{reader}.from_pretrained("DIR")',
-        "```",
-        "",
-        "Exported by seed-jax; `seed_jax.json` has the facts above for programs.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _evaluation_lines(config: Mapping[str, Any], iteration: int, evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
-    of = {(record["iteration"], record["temperature"]): record for record in evaluations}
-    mine = [record for (number, _), record in of.items() if number == iteration]
-    if not mine:
-        return [f"These weights, those after iteration {iteration}, were not evaluated in the run."]
-
-    def rate(record: Mapping[str, Any] | None) -> str:
-        return f"{record['success_rate']:.3f} ± {record['standard_error']:.3f}" if record else "unknown"
-
-    lines = [
-        f"Success on {mine[0]['games']} held-out games (`{config['eval']['split']}`), ± one standard error:",
-        "",
-        "| temperature | before training | these weights | mean over task families |",
-        "|---|---|---|---|",
-    ]
-    for record in sorted(mine, key=lambda record: record["temperature"]):
-        temperature = record["temperature"]
-        before, macro = rate(of.get((0, temperature))), record["macro_success_rate"]
-        lines.append(f"| {temperature:g} | {before} | {rate(record)} | {macro:.3f} |")
-    return lines

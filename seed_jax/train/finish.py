@@ -17,7 +17,7 @@ from seed_jax.rollout import play
 from seed_jax.runtime import multihost
 from seed_jax.runtime.logging import EVALUATIONS_FILE, METRICS_FILE, SUMMARY_FILE, jsonable, read_jsonl, write_whole
 from seed_jax.sampler import weights
-from seed_jax.train.export import write_policy
+from seed_jax.train.export import read_games, write_policy
 from seed_jax.train.metrics import conditions
 from seed_jax.train.state import TrainState
 from seed_jax.types import SamplingParams
@@ -60,6 +60,7 @@ def export(run, state: TrainState) -> None:
         model_dir=run.model_dir,
         iteration=evaluations[-1]["iteration"],  # the last weights are always evaluated
         evaluations=evaluations,
+        games=read_games(run.workdir),
     )
 
 

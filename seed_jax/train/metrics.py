@@ -13,7 +13,7 @@ from seed_jax.objectives import schedules
 from seed_jax.runtime import usage
 from seed_jax.runtime.logging import Progress
 from seed_jax.train import factors
-from seed_jax.types import Episode
+from seed_jax.types import Episode, Turn
 
 PENALTY_ONLY_WARNING = 0.25
 
@@ -79,8 +79,8 @@ def memory_metrics(phases: Mapping[str, float]) -> dict[str, float]:
     return {f"hbm/{phase}_gb": size for phase, size in phases.items()} | ({"hbm/peak_gb": now[1]} if now else {})
 
 
-def episode_record(episode: Episode) -> dict:
-    """An episode as JSON: what was seen, written and done, how it ended, and its skill."""
+def episode_facts(episode: Episode) -> dict:
+    """Of an episode as JSON: which it was, how it ended, its skill and the one it was played with."""
     return {
         "task": episode.task_id,
         "family": episode.family,
@@ -89,22 +89,22 @@ def episode_record(episode: Episode) -> dict:
         "index": episode.index,
         "won": episode.won,
         "reward": episode.reward,
-        **episode.measures,
-        "error": episode.error,
         "skill": episode.skill.text if episode.skill else None,
         "skill_error": episode.skill_error,
         "given_skill": episode.given.text if episode.given else None,
-        "turns": [
-            {
-                "observation": turn.observation,
-                "response": turn.response,
-                "command": turn.command,
-                "valid": turn.valid,
-                "admissible": turn.admissible,
-            }
-            for turn in episode.turns
-        ],
     }
+
+
+def turn_facts(turn: Turn) -> dict:
+    """Of a turn as JSON: what was seen and done."""
+    names = ("observation", "command", "valid", "admissible")
+    return {name: getattr(turn, name) for name in names}
+
+
+def episode_record(episode: Episode) -> dict:
+    """An episode as JSON: what was seen, written and done, how it ended, and its skill."""
+    turns = [{**turn_facts(turn), "response": turn.response} for turn in episode.turns]
+    return {**episode_facts(episode), **episode.measures, "error": episode.error, "turns": turns}
 
 
 def outcome_record(iteration: int, result: dict, episodes: Sequence[Episode]) -> dict:

@@ -22,6 +22,7 @@ from seed_jax.runtime.logging import (
     remove_files,
     write_whole,
 )
+from seed_jax.train import card
 from seed_jax.train.export import hub_id, token_ids
 
 RUN_FILE = "stage1.json"  # marks a workdir as a run of stage 1, and says of which config and data
@@ -86,18 +87,15 @@ def export(run, params, step: int, name: str) -> None:
 
 
 def _card(run, step: int, base: str) -> str:
-    config, base_id = run.config, hub_id(run.model_dir)
-    task = "image-text-to-text" if run.spec.vision else "text-generation"
-    header = ["library_name: transformers", f"pipeline_tag: {task}", "tags: [seed-jax]"]
-    header += [f"base_model: {base_id}"] if base_id else []
+    config = run.config
     counts = ", ".join(f"{sum(r['kind'] == kind for r in run.data.train)} {kind} rows" for kind in ("skill", "act"))
     return "\n".join(
         [
             "---",
-            *header,
+            card.header(run.spec, hub_id(run.model_dir)),
             "---",
             "",
-            f"# {base} after hindsight-skill fine-tuning",
+            f"# {card.plain(base)} after hindsight-skill fine-tuning",
             "",
             f"{step} optimizer steps of {config.sft.batch} examples on {counts}; environment `{config.env.name}` "
             f"({config.env.prompt} prompt). It writes hindsight skills about finished episodes and is the start of",

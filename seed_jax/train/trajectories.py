@@ -24,6 +24,7 @@ from seed_jax.runtime.logging import PANEL_TRAJECTORIES_FILE, TRAJECTORIES_FILE,
 from seed_jax.sampler import weights as decoding
 from seed_jax.spans import tag_span
 from seed_jax.train import factors
+from seed_jax.train.metrics import episode_facts, turn_facts
 from seed_jax.train.packing import Sample
 from seed_jax.train.scoring import score
 from seed_jax.train.state import TrainState
@@ -196,31 +197,16 @@ def trajectory(tokenizer, episode: Episode, wrong, scores: dict[int, dict[str, n
             for name, tag in (("thought", "think"), ("action", "action"))
         }
         return {
-            "observation": turn.observation,
+            **turn_facts(turn),
             **({} if turn.image is None else {"image": png.thumbnail_uri(turn.image)}),
-            "command": turn.command,
-            "valid": turn.valid,
-            "admissible": turn.admissible,
             "skill": episode.skill.at(number) if episode.skill else None,
             "tokens": token_texts(tokenizer, turn.response_ids),
             **{view: [round(float(x), _DIGITS) for x in values] for view, values in views.items()},
             **{name: [span.start, span.stop] for name, span in spans.items() if span.stop},
         }
 
-    return {
-        "task": episode.task_id,
-        "family": episode.family,
-        "goal": episode.goal,
-        "group": episode.group,
-        "index": episode.index,
-        "won": episode.won,
-        "reward": episode.reward,
-        "skill": episode.skill.text if episode.skill else None,
-        "skill_error": episode.skill_error,
-        "wrong_skill": wrong.text if wrong else None,
-        "given_skill": episode.given.text if episode.given else None,
-        "turns": [turn_record(number) for number in range(len(episode.turns))],
-    }
+    turns = [turn_record(number) for number in range(len(episode.turns))]
+    return {**episode_facts(episode), "wrong_skill": wrong.text if wrong else None, "turns": turns}
 
 
 def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:

