@@ -372,6 +372,15 @@ def _unfolded(mesh: Mesh) -> Any:
     return jax.jit(lambda x: x.reshape(-1, *x.shape[3:]), out_shardings=by_row)
 
 
+def own_rows(array: jax.Array) -> np.ndarray:
+    """The way back from `join_rows`: of an array [R, ...] whose rows are split over "fsdp", those of this host, in
+    order. With one process: all."""
+    if not many():
+        return np.asarray(array)
+    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}  # once for each "tensor"
+    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
+
+
 def on_first_host(params: dict[str, Any]) -> dict[str, Any] | None:
     """The parameters as NumPy arrays on process 0, None on the others; stacked ones are fetched layer by layer."""
 

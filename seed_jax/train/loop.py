@@ -155,9 +155,9 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     run.stop_if_asked()  # the last moment to stop before memory and weights change
     if run.distills and episodes:
         require_skills(counts, memory, config.hindsight.min_coverage_iterations)
+    run.sampler.release()  # its memory is the update's, and that of the same passes before it
     with run.timer("trajectories"):  # under the weights that the update starts from
         trajectories.record_rollout(run, state, iteration, own)
-    run.sampler.release()  # its memory is the update's
     with run.timer("update"):
         numbers = hyper(config, iteration + 1, memory.get("handoff"), memory.get("skipped", 0.0))
         state, metrics = run.update(state, batch, numbers)
