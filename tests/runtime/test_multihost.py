@@ -41,7 +41,7 @@ def home(tmp_path_factory) -> Path:
 
 def start(home: Path, workdir: Path, devices: int, *flags: str, slow_s: float = 0.0) -> subprocess.Popen:
     environment = os.environ | {
-        "HOME": str(home),  # where the compilation cache is
+        "HOME": str(home / flags[-1].lstrip("-") if flags else home),  # where the compilation cache is
         "TOY_MODEL": str(home / "model"),
         "SLOW_S": str(slow_s),
         "PYTHONPATH": str(ROOT),

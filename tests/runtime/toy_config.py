@@ -7,9 +7,11 @@ import contextlib
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
+from jax._src import compiler
 
 from launch import common
 from seed_jax.train import loop
@@ -45,8 +47,11 @@ def broken_samples(run, episodes, iteration, *rest):
 
 
 def prepare_process(configs):
+    """Every program is compiled once for all processes of a test. JAX lets only process 0 of many write down what it has
+    compiled; here each has a disk of its own ($HOME)."""
     _prepare(configs)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    compiler.distributed = SimpleNamespace(global_state=SimpleNamespace(process_id=0, client=None))
 
 
 def get_config():
