@@ -32,7 +32,7 @@ def parse_flags(main, flags_parser=flags.FLAGS):
         from launch.settings import parse_overrides
         SWEEPS[flags.FLAGS.sweep]
         parse_overrides(rest[1:])
-    elif "config" in flags.FLAGS:
+    elif not isinstance(getattr(flags.FLAGS, "config", ""), str):  # of benchmarks.exactness: the name of a file
         from seed_jax import config as config_lib
         config_lib.check(flags.FLAGS.config, ("env", "rollout", "hindsight"))
 def parse_arguments(self, arguments=None, parse=argparse.ArgumentParser.parse_args):

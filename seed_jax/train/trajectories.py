@@ -58,9 +58,14 @@ def record_panel(run, state: TrainState, iteration: int, episodes: Sequence[Epis
         if run.skills.source == "self_hindsight":
             analyze(run.sampler, run.tokenizer, chosen, run.config.hindsight, run.config.env.prompt, PANEL_STREAM)
         run.skills.assign(chosen)
-    if chosen:
-        scorer = Scorer(run, state) if run.distills else None
-        _write(run, scorer, PANEL_TRAJECTORIES_FILE, iteration, chosen, wrong_skills(chosen, chosen), run.setup.panel)
+    if not chosen:
+        return
+    scorer = Scorer(run, state) if run.distills else None
+    if scorer:
+        run.sampler.release()  # its memory is the scoring's, as it is the update's
+    _write(run, scorer, PANEL_TRAJECTORIES_FILE, iteration, chosen, wrong_skills(chosen, chosen), run.setup.panel)
+    if scorer:
+        run.load_sampler(state)
 
 
 def _write(run, scorer: Scorer | None, file: str, iteration: int, chosen, wrong, tasks: Sequence[Any]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from jax._src import compiler
 
 from launch import common
-from seed_jax.train import loop
+from seed_jax.train import finish, loop
 from tests import tiny
 
 _open = common.open_environment
@@ -47,15 +47,16 @@ def broken_samples(run, episodes, iteration, *rest):
 
 
 def prepare_process(configs):
-    """Every program is compiled once for all processes of a test. JAX lets only process 0 of many write down what it has
-    compiled; here each has a disk of its own ($HOME)."""
+    """Every program is compiled once for all tests. JAX lets only process 0 of many write down what it has compiled;
+    here each has a disk of its own ($HOME)."""
     _prepare(configs)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     compiler.distributed = SimpleNamespace(global_state=SimpleNamespace(process_id=0, client=None))
 
 
 def get_config():
-    loop.analyze, common.open_environment = tiny.write_skills, easy_environment
+    loop.analyze = finish.analyze = tiny.write_skills
+    common.open_environment = easy_environment
     loop.batch_samples, common.prepare_process = broken_samples, prepare_process
     config = tiny.config(Path(os.environ["TOY_MODEL"]), "seed")
     config.iterations = 3
