@@ -63,7 +63,7 @@ def watching(stop: threading.Event, timeout_s: float) -> Iterator[None]:
     except Interrupted:
         raise
     except BaseException as error:
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if isinstance(error, Exception) and (lost := _silent(heard)):
             # A collective fails, with errors of several types, where a host is lost in the middle of it.
             _give_up(f"process {lost[0]} is not heard of any more, and here: {reason}")
@@ -86,10 +86,14 @@ def _note(what: str, value: str) -> None:
 
 
 def _silent(heard: dict[int, tuple[str, float]]) -> list[int]:
-    """The processes of which nothing is heard in the next seconds; returns as soon as there is none."""
+    """The processes of which nothing is heard in the next seconds; returns as soon as there is none.
+
+    What is read in the first second may have been written before the error.
+    """
     began = time.monotonic()
+    alive_at = began + 1.5 * LOOK_EVERY_S
     while True:
-        waited_for = [process for process, (note, at) in heard.items() if note != "done" and at < began]
+        waited_for = [process for process, (note, at) in heard.items() if note != "done" and at < alive_at]
         if not waited_for or time.monotonic() - began > _SILENT_S:
             return waited_for
         time.sleep(0.1)

@@ -16,13 +16,13 @@ from seed_jax.runtime import last_words
 from seed_jax.runtime.alive import EXIT_LOST_HOST
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 6
+TIMEOUT_S = 10
 # What happens to which process of two -> how the other one ends: code, within how many seconds, with which words.
 ENDS = {
     "process 0 is killed": (0, signal.SIGKILL, -signal.SIGABRT, 5, "was ended by JAX, because process 0 (127.0.0.1:"),
-    "process 0 hangs": (0, signal.SIGSTOP, EXIT_LOST_HOST, 20, "nothing was heard of process 0"),
+    "process 0 hangs": (0, signal.SIGSTOP, EXIT_LOST_HOST, 25, "nothing was heard of process 0"),
     "process 1 is killed": (1, signal.SIGKILL, EXIT_LOST_HOST, 15, "process 1 is not heard of any more, and here: "),
-    "process 1 hangs": (1, signal.SIGSTOP, EXIT_LOST_HOST, 20, f"nothing was heard of process 1 for {TIMEOUT_S} s"),
+    "process 1 hangs": (1, signal.SIGSTOP, EXIT_LOST_HOST, 25, f"nothing was heard of process 1 for {TIMEOUT_S} s"),
     "process 1 fails": (1, signal.SIGUSR1, EXIT_LOST_HOST, 15, "process 1 failed: RuntimeError: the games are gone"),
 }
 
