@@ -99,9 +99,7 @@ def _silent(heard: dict[int, tuple[str, float]]) -> list[int]:
         time.sleep(0.1)
 
 
-def _watch(
-    stop: threading.Event, done: threading.Event, timeout_s: float, heard: dict[int, tuple[str, float]]
-) -> None:
+def _watch(stop: threading.Event, done: threading.Event, timeout_s: float, heard: dict[int, tuple[str, float]]) -> None:
     me, beat, told = jax.process_index(), 0, False
     reached = time.monotonic()
     while not done.wait(LOOK_EVERY_S):
