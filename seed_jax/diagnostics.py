@@ -15,10 +15,8 @@ import numpy as np
 
 from seed_jax import images
 from seed_jax.hindsight.prompts import encode_with_skills
-from seed_jax.models.spec import ModelSpec
 from seed_jax.spans import tag_span
-from seed_jax.train.packing import Sample, Shape
-from seed_jax.train.scoring import score
+from seed_jax.train.packing import Sample
 from seed_jax.types import Episode, Skill
 
 SOURCES = ("true", "self", "wrong")
@@ -30,14 +28,13 @@ def command_span(tokenizer, response_ids: Sequence[int]) -> slice:
 
 
 def skill_table(
-    params,
-    spec: ModelSpec,
+    score: Callable[[Sequence[Sample]], Sequence[np.ndarray]],
     tokenizer,
     episodes: Sequence[Episode],
     true_skills: Sequence[str],
     row_class: Callable[[Episode, int], str | None],
     style: str,
-    shape: Shape,
+    row_tokens: int,
     encode: Callable[[Sequence[str], Sequence[Skill], Any], list[list[int]]] | None = None,
 ) -> dict[str, dict]:
     """{row class: {source: {"gap", "positive", "command_gap", "rows"}}} for the sources true, self and wrong.
@@ -45,9 +42,11 @@ def skill_table(
     gap: mean over rows of teacher minus student log-prob of the reply, in nats; positive: share of rows where it is
         above 0; command_gap: the same mean over the command's tokens alone.
 
+    score: log-probs of the response tokens of samples, [n] each; called once, also if there are no episodes
     episodes: played at temperature 1 with the student's prompt, `skill` filled in by the analyzer; true_skills: one
         an episode;
-    wrong: the true skill of another task (the next episode with another goal).
+    wrong: the true skill of another task (the next episode with another goal); row_tokens: what prompt, skill and reply
+        may take together, longer ones are left out.
     encode: how prompts, skills and images become ids (`Skills.encode`); default: a hindsight skill after the task line.
     """
     if encode is None:
@@ -80,10 +79,10 @@ def skill_table(
                     rows.append((turn.prompt, Skill("", skill)))
     shown = [images.shown([turn]) for _, _, turn, _ in cases]
     prompts = encode([prompt for prompt, _ in rows], [skill for _, skill in rows], shown if any(shown) else None)
-    fitting = [i for i, p in enumerate(prompts) if len(p) + len(cases[i][2].response_ids) <= shape.row_tokens]
+    fitting = [i for i, p in enumerate(prompts) if len(p) + len(cases[i][2].response_ids) <= row_tokens]
     samples = [Sample(prompts[i], cases[i][2].response_ids, images=shown[i]) for i in fitting]
     gaps: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for i, teacher in zip(fitting, score(params, spec, samples, shape), strict=True):
+    for i, teacher in zip(fitting, score(samples), strict=True):
         name, source, turn, span = cases[i]
         gap = teacher - turn.logprobs
         gaps[name][source].append((float(gap.sum()), float(gap[span].sum())))

@@ -14,6 +14,7 @@ from seed_jax.diagnostics import SOURCES, command_span, format_table, skill_tabl
 from seed_jax.hindsight.prompts import insert_skill
 from seed_jax.models.logprobs import token_logprobs
 from seed_jax.models.spec import init_params
+from seed_jax.train import scoring
 from seed_jax.train.packing import Shape
 from seed_jax.types import Episode, Skill, Turn
 from tests import tiny
@@ -43,6 +44,11 @@ def score(params, tokens, segments, *, spec):
 
 
 _score = jax.jit(lambda params, *rest: token_logprobs(params, rest[3], *rest[:3]), static_argnums=4)
+
+
+def scorer(model, shape: Shape):
+    spec, params = model
+    return lambda samples: scoring.score(params, spec, samples, shape)
 
 
 def scripted(task, index: int, model, replies) -> Episode:
@@ -83,7 +89,9 @@ def test_table_equals_a_direct_computation(model):
     episodes = make_episodes(model)
     true_skills = [DOMAIN.true_skill(task) for task in TASKS]
     row_class = lambda episode, turn: DOMAIN.row_class(TASKS[episode.index], episode, turn)  # noqa: E731
-    table = skill_table(model[1], model[0], tiny.tokenizer(), episodes, true_skills, row_class, "compact", SHAPE)
+    table = skill_table(
+        scorer(model, SHAPE), tiny.tokenizer(), episodes, true_skills, row_class, "compact", SHAPE.row_tokens
+    )
     expected: dict = {}
     for i, episode in enumerate(episodes):
         others = [*range(i + 1, len(episodes)), *range(i)]
@@ -127,8 +135,8 @@ def test_row_that_does_not_fit_with_its_skill_is_left_out(model):
     episodes = make_episodes(model)[1:2]
     longest = max(len(turn.prompt_ids) + len(turn.response_ids) for turn in episodes[0].turns)
     table = skill_table(
-        model[1], model[0], tiny.tokenizer(), episodes, [DOMAIN.true_skill(TASKS[1])],
-        lambda episode, turn: "any", "compact", Shape(longest, 60, 4),
+        scorer(model, Shape(longest, 60, 4)), tiny.tokenizer(), episodes, [DOMAIN.true_skill(TASKS[1])],
+        lambda episode, turn: "any", "compact", longest,
     )  # fmt: skip
     assert 0 < table["any"]["true"]["rows"] < len(episodes[0].turns)
     assert table["any"]["wrong"]["rows"] == 0, "there is no other task"

@@ -4,7 +4,7 @@
 #   launch/tpu/tpu.sh create --name=seed --zone=us-west4-a --topology=v5e:4x4 [--spot] [--model=qwen2.5-3b] -- CONFIG
 #   launch/tpu/tpu.sh run    --name=seed --zone=us-west4-a --topology=v5e:4x4 --workdir=DIR -- CONFIG
 #   launch/tpu/tpu.sh resume ...       as `run`: training goes on where its workdir stands
-#   launch/tpu/tpu.sh logs   --name=seed --zone=us-west4-a [--worker=0]
+#   launch/tpu/tpu.sh logs   --name=seed --zone=us-west4-a [--worker=0 | all]
 #   launch/tpu/tpu.sh delete --name=seed --zone=us-west4-a
 #   ... --gke --cluster=CLUSTER [--image=IMAGE]    the same subcommands on GKE; IMAGE holds this code and its packages
 #
@@ -34,6 +34,7 @@ case "$SUBCOMMAND" in
 esac
 
 NAME="" ZONE="" PROJECT="" TOPOLOGY="" MODEL="" WORKDIR="" WORKER=0 SPOT=0 DRY_RUN=0 FORCE=0 MAX_HOURS=24 GKE=0 CLUSTER="" IMAGE=""
+GRACE_S=300 # checkpoint.grace_s: seconds from SIGTERM to the end, in which a run saves
 CODE_DIR="seed-jax" PYTHON="${PYTHON:-python}"
 TRAIN_ARGS=()
 while [ $# -gt 0 ]; do
@@ -127,7 +128,8 @@ set_scope() {
   [[ "$MAX_HOURS" =~ ^[1-9][0-9]*$ ]] || fail "--max_hours=$MAX_HOURS must be a whole number of hours, 1 or more"
   if [ "$GKE" = 1 ]; then
     need --cluster "$CLUSTER"
-    [[ "$NAME" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] || fail "--name=$NAME: a workload is named with a-z, 0-9 and -"
+    [[ "$NAME" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ && ${#NAME} -le 40 ]] ||
+      fail "--name=$NAME: a workload is named with a-z, 0-9 and -, at most 40 of them"
     SCOPE=("--cluster=$CLUSTER")
   else
     need --zone "$ZONE"
@@ -184,8 +186,11 @@ train() {
   check_fits
   if [ "$GKE" = 1 ]; then
     need --image "$IMAGE"
-    run_command xpk workload create "--workload=$NAME" "${SCOPE[@]}" "--tpu-type=$accelerator" --num-slices=1 \
-      "--docker-image=$IMAGE" --max-restarts=50 "--command=$(training python3)"
+    # xpk starts a JobSet again after the codes 42 and 127-255 only (killed, crashed); 75 is a host that has lost another.
+    local request=(xpk workload create "--workload=$NAME" "${SCOPE[@]}" "--tpu-type=$accelerator" --num-slices=1
+      "--docker-image=$IMAGE" --max-restarts=50 --restart-on-exit-codes=75 "--termination-grace-period-seconds=$GRACE_S")
+    [ "$SUBCOMMAND" = run ] || request+=(--quiet) # takes the place of the old workload of that name without asking
+    run_command "${request[@]}" "--command=$(training python3)"
     return
   fi
   set_up_workers
@@ -194,7 +199,9 @@ train() {
 
 logs() {
   if [ "$GKE" = 1 ]; then
-    run_command kubectl logs --follow --selector="jobset.sigs.k8s.io/jobset-name=$NAME" --all-containers
+    local pods="jobset.sigs.k8s.io/jobset-name=$NAME"
+    [ "$WORKER" = all ] || pods+=",batch.kubernetes.io/job-completion-index=$WORKER"
+    run_command kubectl logs --follow --all-containers --prefix --tail=100 --max-log-requests=256 "--selector=$pods"
   else
     on_workers "$WORKER" "tail -n 100 -F train.log"
   fi

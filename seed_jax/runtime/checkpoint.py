@@ -129,16 +129,20 @@ class Checkpointer:
         self.close()
 
     def _restore(self, step: int, abstract_tree: Any, part: bool = False) -> tuple[Any, dict[str, Any]]:
+        # Orbax's handlers alone: its manager waits for all hosts after reading, for ever if one could not read.
+        directory = self._directory / str(step)
         with _read_by_all(step):
             # The small JSON first: a checkpoint without it is not worth reading gigabytes.
-            content = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+            content = ocp.JsonCheckpointHandler().restore(directory / "meta")
         with _read_by_all(step):
-            state = ocp.args.StandardRestore(abstract_tree)
             if part:
                 _check_entries(abstract_tree, content[_CHECKSUMS])
                 each = ocp.checkpoint_utils.construct_restore_args(abstract_tree)
-                state = ocp.args.PyTreeRestore(abstract_tree, restore_args=each, partial_restore=True)
-            tree = self._manager.restore(step, args=ocp.args.Composite(state=state)).state
+                asked = ocp.args.PyTreeRestore(abstract_tree, restore_args=each, partial_restore=True)
+                tree = ocp.PyTreeCheckpointHandler().restore(directory / "state", args=asked)
+            else:
+                asked = ocp.args.StandardRestore(abstract_tree)
+                tree = ocp.StandardCheckpointHandler().restore(directory / "state", args=asked)
         changed = [path for path, checksum in _leaf_checksums(tree).items() if content[_CHECKSUMS][path] != checksum]
         if changed:
             raise ValueError(f"the stored values of {', '.join(changed[:3])} are damaged (checksum differs)")

@@ -17,7 +17,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,13 +27,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from seed_jax.runtime import alive
+from seed_jax.runtime.alive import leads, many
 from seed_jax.runtime.logging import jsonable
 from seed_jax.runtime.signals import Interrupted
 from seed_jax.types import Episode, Skill, Turn
 
-EXIT_LOST_HOST = 75  # EX_TEMPFAIL: the same command, started again on all hosts, resumes
-_LOOK_EVERY_S = 1.0
-_KEYS = "seed_jax"  # where the hosts leave notes for each other, in the key-value store of jax.distributed
 _SMALLEST_MESSAGE = 1 << 12  # bytes; longer ones are padded to a power of two, so that few programs are compiled
 
 
@@ -58,8 +56,8 @@ def start(
     coordinator, processes, process: "host:port" of process 0, how many there are, and which this is; they default to
         $JAX_COORDINATOR_ADDRESS, $JAX_NUM_PROCESSES and $JAX_PROCESS_ID.
     found: nothing is named, the cluster's own variables say it (Slurm, MPI, GKE). On Cloud TPU that is the default.
-    timeout_s: a host that is not heard of for so long is given up, and with it the run (`watching`); also how long the
-        start waits for the others, three times as long.
+    timeout_s: a host that is not heard of for so long is given up, and with it the run (`alive.watching`); the start
+        waits for the others three times as long.
     Raises HostError for values that do not fit together.
     """
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
@@ -88,7 +86,10 @@ def start(
         raise HostError(f"the other hosts are not known ({error}); name coordinator and processes") from error
     # JAX has taken over SIGTERM; until the run handles it (runtime/signals.py) it shall end the process.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return many()
+    if not many():
+        return False
+    alive.leave_last_words()
+    return True
 
 
 def _on_cloud_tpu() -> bool:
@@ -114,101 +115,10 @@ def leave(code: int) -> int:
     if many():
         sys.stdout.flush()
         sys.stderr.flush()
-        time.sleep(3 * _LOOK_EVERY_S * leads())  # the others read what happened from process 0
+        time.sleep(3 * alive.LOOK_EVERY_S * leads())  # the others read what happened from process 0
+        alive.take_last_words_back()
         os._exit(code)
     return code
-
-
-def many() -> bool:
-    """Whether there are other hosts."""
-    return jax.distributed.is_initialized() and jax.process_count() > 1
-
-
-def leads() -> bool:
-    """Whether this is the process that writes files and prints."""
-    return jax.process_index() == 0
-
-
-@contextlib.contextmanager
-def watching(stop: threading.Event, timeout_s: float) -> Iterator[None]:
-    """While this is open, hosts tell each other that they live and when one was asked to stop.
-
-    `stop`, set on one host, is set on all of them about a second later. A host that fails, or is not heard of for
-    `timeout_s` seconds, ends all others with a message and EXIT_LOST_HOST, also those that wait for it in a collective.
-    """
-    if not many():
-        yield
-        return
-    done = threading.Event()
-    thread = threading.Thread(target=_watch, args=(stop, done, timeout_s), daemon=True, name="hosts")
-    thread.start()
-    try:
-        yield
-    except Interrupted:
-        raise
-    except BaseException as error:
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            # Perhaps another host was lost in the middle of a collective; then `_watch` says so and ends this process.
-            print(f"process {jax.process_index()}: {reason}", file=sys.stderr, flush=True)
-            time.sleep(timeout_s + 3 * _LOOK_EVERY_S)
-        _note("failed", reason)
-        raise
-    finally:
-        done.set()
-        thread.join()
-        _note("alive", "done")
-
-
-def _client() -> Any:
-    from jax._src import distributed  # its key-value store has no public name
-
-    return distributed.global_state.client
-
-
-def _note(what: str, value: str) -> None:
-    _client().key_value_set(f"{_KEYS}/{what}/{jax.process_index()}", value, allow_overwrite=True)
-
-
-def _watch(stop: threading.Event, done: threading.Event, timeout_s: float) -> None:
-    me, beat, told = jax.process_index(), 0, False
-    heard: dict[int, tuple[str, float]] = {}  # process -> its last note and when it changed
-    reached = time.monotonic()
-    while not done.wait(_LOOK_EVERY_S):
-        now, beat = time.monotonic(), beat + 1
-        try:
-            _note("alive", str(beat))
-            if stop.is_set() and not told:
-                _note("stop", "asked")
-                told = True
-            notes = {key.split("/", 1)[1]: value for key, value in _client().key_value_dir_get(f"{_KEYS}/")}
-            reached = now
-        except jax.errors.JaxRuntimeError as error:  # the coordinator, process 0, does not answer
-            if now - reached > timeout_s and not done.is_set():
-                _give_up(f"process 0 has not answered for {timeout_s:.0f} s ({str(error)[:200]})")
-            continue
-        if any(key.startswith("stop/") for key in notes):
-            stop.set()
-        for process in range(jax.process_count()):
-            if process == me:
-                continue
-            if f"failed/{process}" in notes:
-                _give_up(f"process {process} failed: {notes[f'failed/{process}']}")
-            note = notes.get(f"alive/{process}", "")
-            if heard.get(process, ("?", 0.0))[0] != note:
-                heard[process] = note, now
-            elif note != "done" and now - heard[process][1] > timeout_s:
-                _give_up(f"nothing was heard of process {process} for {timeout_s:.0f} s")
-
-
-def _give_up(reason: str) -> None:
-    print(
-        f"\nerror: process {jax.process_index()} of {jax.process_count()} stops: {reason}. Nothing of the checkpoints "
-        "is lost; start the same command on all hosts again, and it resumes after the last one.",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(EXIT_LOST_HOST)  # other threads may hang in a collective for ever
 
 
 # -- meeting points ----------------------------------------------------------------------------------------------------
@@ -370,6 +280,15 @@ def join_rows(batch: Any, mesh: Mesh, rows_per_micro: int, micros_per_mini: int)
 def _unfolded(mesh: Mesh) -> Any:
     by_row = NamedSharding(mesh, PartitionSpec("fsdp"))
     return jax.jit(lambda x: x.reshape(-1, *x.shape[3:]), out_shardings=by_row)
+
+
+def own_rows(array: jax.Array) -> np.ndarray:
+    """The way back from `join_rows`: of an array [R, ...] whose rows are split over "fsdp", those of this host, in
+    order. With one process: all."""
+    if not many():
+        return np.asarray(array)
+    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}  # once for each "tensor"
+    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
 
 
 def on_first_host(params: dict[str, Any]) -> dict[str, Any] | None:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from seed_jax import config as config_lib
-from seed_jax import sharding
 from seed_jax.diagnostics import format_table, skill_table
 from seed_jax.hindsight.analyzer import analyze
 from seed_jax.rollout import play
 from seed_jax.runtime import multihost
 from seed_jax.runtime.logging import EVALUATIONS_FILE, METRICS_FILE, SUMMARY_FILE, jsonable, read_jsonl, write_whole
-from seed_jax.sampler import weights
 from seed_jax.train.export import read_games, write_policy
 from seed_jax.train.metrics import conditions
 from seed_jax.train.state import TrainState
-from seed_jax.types import SamplingParams
+from seed_jax.train.trajectories import Scorer
+from seed_jax.types import Episode, SamplingParams
 
 DIAGNOSTICS_STREAM = (1 << 29) + 1
 
@@ -34,7 +35,7 @@ def finish(run, state: TrainState) -> dict:
         export(run, state)
     table = None
     if run.distills and run.config.log.diagnostics_episodes:
-        with run.timer("diagnostics"), multihost.together():
+        with run.timer("diagnostics"):
             table = skill_diagnostics(run, state)
 
     def write() -> dict:
@@ -68,19 +69,32 @@ def skill_diagnostics(run, state: TrainState) -> dict:
     """The skill table of the final weights on panel games at temperature 1, as the policy plays them without skills.
 
     Its column "self" is about the skills of the run's own source, whatever that is. Of many hosts only the first one
-    plays, and scores on its own devices; {} elsewhere.
+    plays; all score what it has played, with their parts of the weights. {} elsewhere.
     """
     config, world = run.config, run.setup.world
-    params = sharding.reshard(state.params, run.spec, run.mesh, "decode", jnp.dtype(config.model.dtype))
-    if multihost.many():
-        if not run.leads:
-            return {}
-        params = weights.local_view(params, weights.local_meshes(run.mesh))[0]
     tasks = list(run.setup.panel)[: config.log.diagnostics_episodes]
+    with multihost.together():
+        episodes = _diagnosed(run, tasks) if run.leads else []
+    run.sampler.release()  # its memory is the scoring's, as it is the update's
+    return skill_table(
+        functools.partial(Scorer(run, state), "student"),
+        run.tokenizer,
+        episodes,
+        [world.domain.true_skill(task) for task in tasks],
+        lambda episode, turn: world.domain.row_class(tasks[episode.index], episode, turn),
+        config.env.prompt,
+        config.pack.teacher_row_tokens,
+        run.skills.encode,
+    )
+
+
+def _diagnosed(run, tasks: Sequence[Any]) -> list[Episode]:
+    """Episodes of `tasks` with the skills that the run's source has for them."""
+    config = run.config
     episodes = play(
         run.sampler,
         run.tokenizer,
-        world,
+        run.setup.world,
         tasks,
         group=1,
         params=SamplingParams(config.rollout.max_response_tokens, 1.0),
@@ -92,19 +106,7 @@ def skill_diagnostics(run, state: TrainState) -> dict:
     if run.skills.source == "self_hindsight":
         analyze(run.sampler, run.tokenizer, episodes, config.hindsight, config.env.prompt, DIAGNOSTICS_STREAM)
     run.skills.assign(episodes)
-    true_skills = [world.domain.true_skill(task) for task in tasks]
-    shape = run.shape._replace(row_tokens=run.shape.teacher_row_tokens)
-    return skill_table(
-        params,
-        run.spec,
-        run.tokenizer,
-        episodes,
-        true_skills,
-        lambda episode, turn: world.domain.row_class(tasks[episode.index], episode, turn),
-        config.env.prompt,
-        shape,
-        run.skills.encode,
-    )
+    return episodes
 
 
 def summarize(run, table: dict | None) -> dict:

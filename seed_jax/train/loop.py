@@ -16,7 +16,7 @@ import jax
 from seed_jax import evaluate
 from seed_jax.hindsight.analyzer import Analysis, analyze, require_skills
 from seed_jax.rollout import play, prefetch
-from seed_jax.runtime import multihost, usage
+from seed_jax.runtime import alive, multihost, usage
 from seed_jax.runtime.checkpoint import Checkpointer
 from seed_jax.runtime.logging import (
     EVALUATIONS_FILE,
@@ -60,7 +60,7 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
     run = Run(config, setup, workdir)
     kept = config.checkpoint
     with (
-        multihost.watching(run.stop, config.mesh.host_timeout_s),
+        alive.watching(run.stop, config.mesh.host_timeout_s),
         stop_on_signals(run.stop, kept.grace_s),
         Checkpointer(workdir / "checkpoints", keep=kept.keep, elsewhere=kept.dir) as checkpoints,
         run.compilations,
@@ -155,9 +155,9 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     run.stop_if_asked()  # the last moment to stop before memory and weights change
     if run.distills and episodes:
         require_skills(counts, memory, config.hindsight.min_coverage_iterations)
+    run.sampler.release()  # its memory is the update's, and that of the same passes before it
     with run.timer("trajectories"):  # under the weights that the update starts from
         trajectories.record_rollout(run, state, iteration, own)
-    run.sampler.release()  # its memory is the update's
     with run.timer("update"):
         numbers = hyper(config, iteration + 1, memory.get("handoff"), memory.get("skipped", 0.0))
         state, metrics = run.update(state, batch, numbers)

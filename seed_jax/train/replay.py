@@ -55,8 +55,13 @@ def examine(config, spec, mesh, state: TrainState, batch: PackedBatch, numbers: 
 
 def not_finite(tree: Any) -> list[str]:
     """Names of the arrays that hold a NaN or an infinity."""
-    bad = jax.device_get(jax.tree.map(lambda x: ~jnp.isfinite(x).all(), tree))
+    bad = jax.device_get(_bad(tree))
     return [jax.tree_util.keystr(path) for path, is_bad in jax.tree_util.tree_leaves_with_path(bad) if is_bad]
+
+
+@jax.jit
+def _bad(tree: Any) -> Any:
+    return jax.tree.map(lambda x: ~jnp.isfinite(x).all(), tree)
 
 
 def _micro_batches(static, params, inputs, minis: int, numbers: dict) -> list[dict[str, Any]]:
@@ -67,7 +72,7 @@ def _micro_batches(static, params, inputs, minis: int, numbers: dict) -> list[di
         *_, fixed, tokens = mini
         totals = objective.mini_totals(static.objective, fixed, tokens, numbers)
         (value, terms), grads = loss(params, *jax.tree.map(lambda x: x[micro], mini), totals, numbers)
-        return {"loss": value, **terms}, jax.tree.map(lambda x: ~jnp.isfinite(x).all(), grads)
+        return {"loss": value, **terms}, _bad(grads)
 
     found = []
     for number in range(minis):

@@ -4,7 +4,8 @@ Views: the *student* reads the prompt as the policy did, the *teacher* reads the
 skill of another task. All are scored under the weights before the update, in calls of one fixed shape beside it. The
 sample is small and chosen by outcome; rates belong to metrics.jsonl, not to it.
 
-With several processes the first one records what it has played itself, scored on its own devices.
+With several processes the first one records what it has played itself; all score it together, since each holds a part
+of the weights.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import numpy as np
 from seed_jax import images, png, sharding
 from seed_jax.hindsight.analyzer import analyze
 from seed_jax.runtime.logging import PANEL_TRAJECTORIES_FILE, TRAJECTORIES_FILE, append_jsonl
-from seed_jax.sampler import weights as decoding
 from seed_jax.spans import tag_span
 from seed_jax.train import factors
 from seed_jax.train.metrics import episode_facts, turn_facts
@@ -43,10 +43,9 @@ def record_rollout(run, state: TrainState, iteration: int, episodes: Sequence[Ep
     due = log.trajectories_every and (iteration % log.trajectories_every == 0 or iteration + 1 == run.config.iterations)
     if due:
         scorer = Scorer(run, state) if run.distills else None
-        if jax.process_index() == 0:
-            chosen = pick_pairs(episodes, log.trajectories_per_iteration)
-            wrong = wrong_skills(chosen, episodes)
-            _write(run, scorer, TRAJECTORIES_FILE, iteration + 1, chosen, wrong, run.setup.train_tasks)
+        chosen = pick_pairs(episodes, log.trajectories_per_iteration) if run.leads else []
+        wrong = wrong_skills(chosen, episodes)
+        _write(run, scorer, TRAJECTORIES_FILE, iteration + 1, chosen, wrong, run.setup.train_tasks)
 
 
 def record_panel(run, state: TrainState, iteration: int, episodes: Sequence[Episode]) -> None:
@@ -60,9 +59,14 @@ def record_panel(run, state: TrainState, iteration: int, episodes: Sequence[Epis
         if run.skills.source == "self_hindsight":
             analyze(run.sampler, run.tokenizer, chosen, run.config.hindsight, run.config.env.prompt, PANEL_STREAM)
         run.skills.assign(chosen)
-    if chosen:
-        scorer = Scorer(run, state) if run.distills else None
-        _write(run, scorer, PANEL_TRAJECTORIES_FILE, iteration, chosen, wrong_skills(chosen, chosen), run.setup.panel)
+    if not chosen:
+        return
+    scorer = Scorer(run, state) if run.distills else None
+    if scorer:
+        run.sampler.release()  # its memory is the scoring's, as it is the update's
+    _write(run, scorer, PANEL_TRAJECTORIES_FILE, iteration, chosen, wrong_skills(chosen, chosen), run.setup.panel)
+    if scorer:
+        run.load_sampler(state)
 
 
 def _write(run, scorer: Scorer | None, file: str, iteration: int, chosen, wrong, tasks: Sequence[Any]) -> None:
@@ -132,7 +136,8 @@ def wrong_skills(chosen: Sequence[Episode], episodes: Sequence[Episode]) -> list
 class Scorer:
     """Log-probs under the policy's weights and under those with which the update scores the teacher at its start.
 
-    With several processes all make one together, since weights are moved; then each scores on its own devices.
+    Weights stay where the training has them, and rows are split as in the update, a device or more each: what fits
+    there fits here. With several processes all call it together, see `score`.
     """
 
     def __init__(self, run, state: TrainState):
@@ -140,12 +145,7 @@ class Scorer:
         teacher = state.teacher if choices.keeps_teacher else None
         teacher = state.reference if choices.teacher == "frozen_init" else teacher
         dtype, mesh, self.split = jnp.dtype(config.model.dtype), run.mesh, sharding.batch_sharding(run.mesh)
-        trees = [state.params] if teacher is None else [state.params, teacher]
-        if jax.process_count() > 1:
-            mesh, self.split = decoding.local_meshes(run.mesh)[0], None
-            whole = lambda params: sharding.reshard(params, run.spec, run.mesh, "decode", dtype)  # noqa: E731
-            trees = [decoding.local_view(whole(params), [mesh])[0] for params in trees]
-        self.weights = {"student": trees[0], "teacher": trees[-1]}
+        self.weights = {"student": state.params, "teacher": state.params if teacher is None else teacher}
         self.spec, p, devices = run.spec, config.pack, mesh.shape["fsdp"]
         self.rows = devices * max(1, min(_ROWS, p.rows_per_micro) // devices)
         self.shape = run.shape._replace(row_tokens=p.teacher_row_tokens)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from configs import base
+from seed_jax.runtime.alive import EXIT_LOST_HOST
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "launch" / "tpu" / "tpu.sh"
 WHERE = ("--name=seed", "--zone=us-west4-a")
@@ -85,9 +88,15 @@ def test_gke():
     _, workload = commands("run", *where)
     assert workload[:5] == ["xpk", "workload", "create", "--workload=seed", "--cluster=c"]
     assert {"--tpu-type=v6e-8", "--docker-image=gcr.io/p/seed", "--max-restarts=50"} < set(workload)
+    assert f"--restart-on-exit-codes={EXIT_LOST_HOST}" in workload
+    assert f"--termination-grace-period-seconds={base.get_config().checkpoint.grace_s:.0f}" in workload
+    assert "--quiet" not in workload and "--quiet" in commands("resume", *where)[1]
     inner = shlex.split(workload[-1].removeprefix("--command="))
     assert inner[-3:] == ["--workdir=/w", *CONFIG]
+    jobset = "--selector=jobset.sigs.k8s.io/jobset-name=seed"
     assert commands("logs", *where)[0][:3] == ["kubectl", "logs", "--follow"]
+    assert commands("logs", *where, "--worker=2")[0][-1] == f"{jobset},batch.kubernetes.io/job-completion-index=2"
+    assert commands("logs", *where, "--worker=all")[0][-1] == jobset
     assert commands("delete", *where) == ["xpk workload delete --workload=seed --cluster=c".split()]
 
 

@@ -15,8 +15,8 @@ from seed_jax import sharding
 from seed_jax.models.spec import init_params
 from seed_jax.report.runs import load_runs
 from seed_jax.runtime.logging import read_jsonl
-from seed_jax.train import trajectories
-from seed_jax.train.packing import Sample
+from seed_jax.train import scoring, trajectories
+from seed_jax.train.packing import Sample, pack_rows
 from seed_jax.train.state import TrainState
 from seed_jax.types import Episode, Skill, Turn
 from tests import browser as driver
@@ -102,21 +102,36 @@ def scorer_setup(mesh, **changes):
     return SimpleNamespace(config=config, spec=spec, mesh=mesh), params
 
 
-def test_several_processes_score_on_their_own_devices(monkeypatch):
-    """The first process of a run of several, as far as one process can be that: the same numbers as alone."""
-    mesh = sharding.make_mesh(jax.devices(), fsdp=4, tensor=2)
+def test_weights_stay_split_and_the_numbers_are_those_of_one_device():
+    """Eight devices, with the model's functions placed as on a TPU: no device ever holds a stacked weight whole."""
+    mesh = sharding.make_mesh(jax.devices())
+    samples = random_samples(1, 9, 20, 13, 7)
     run, params = scorer_setup(mesh)
-    params = jax.device_put(params, sharding.param_shardings(run.spec, mesh, "train"))
-    state = TrainState(params=params, opt_state=None, step=None)
-    rng = np.random.default_rng(0)
-    samples = [Sample(rng.integers(5, 90, 40).tolist(), rng.integers(5, 90, n).tolist()) for n in (1, 9, 20, 13, 7)]
-    alone = trajectories.Scorer(run, state)("student", samples)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    among = trajectories.Scorer(run, state)
-    assert among.weights["student"]["embed"].sharding.device_set == set(jax.devices()[:2])
+    one, _ = scorer_setup(sharding.make_mesh(jax.devices()[:1]))
+    placed = jax.device_put(params, sharding.param_shardings(run.spec, mesh, "train"))
+    alone = trajectories.Scorer(one, state_of(params))("student", samples)
+    among = trajectories.Scorer(run, state_of(placed))
+    assert among.weights["student"] is placed, "no copy is made"
+    among.options["mesh"] = mesh
     for mine, theirs, sample in zip(alone, among("teacher", samples), samples, strict=True):
         assert len(mine) == len(sample.response)
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+    rows = pack_rows([[sample] for sample in samples] + [[]] * (among.rows - len(samples)), among.shape)[0]
+    rows = jax.device_put(rows, among.split)
+    lowered = scoring._row_logprobs.lower(placed, rows, run.spec, among.split, tuple(sorted(among.options.items())))
+    program = lowered.compile().as_text()
+    for weight in (params["layers"][name] for name in ("q", "o", "gate", "up")):
+        assert f"f32[{','.join(map(str, weight.shape))}]" not in program
+
+
+def random_samples(*lengths: int) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    return [Sample(rng.integers(5, 90, 40).tolist(), rng.integers(5, 90, n).tolist()) for n in lengths]
+
+
+def state_of(params) -> TrainState:
+    return TrainState(params=params, opt_state=None, step=None)
 
 
 @pytest.mark.parametrize("teacher, expected", [
