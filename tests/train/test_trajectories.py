@@ -16,7 +16,7 @@ from seed_jax.models.spec import init_params
 from seed_jax.report.runs import load_runs
 from seed_jax.runtime.logging import read_jsonl
 from seed_jax.train import scoring, trajectories
-from seed_jax.train.packing import Sample, pack_rows
+from seed_jax.train.packing import Sample, pack_rows, shape_of
 from seed_jax.train.state import TrainState
 from seed_jax.types import Episode, Skill, Turn
 from tests import browser as driver
@@ -99,7 +99,7 @@ def scorer_setup(mesh, **changes):
     config.update_from_flattened_dict({"model.init": "unused", **changes})
     spec = tiny.spec(len(words))
     params = init_params(spec, jax.random.PRNGKey(0))
-    return SimpleNamespace(config=config, spec=spec, mesh=mesh), params
+    return SimpleNamespace(config=config, spec=spec, mesh=mesh, shape=shape_of(config.pack)), params
 
 
 def test_weights_stay_split_and_the_numbers_are_those_of_one_device():
