@@ -156,7 +156,7 @@ class Runner:
         self._process.stdin.close()
         self._process.wait(60)
 
-    def run(self, words: Sequence[str], until: str = "", timeout_s: float = 300.0) -> Result:
+    def run(self, words: Sequence[str], until: str = "", timeout_s: float = 800.0) -> Result:
         """words: without the interpreter. until: the command is interrupted when it has printed that."""
         self.log.write_text("")
         order = {"words": list(words), "directory": str(self.directory), "log": str(self.log)}

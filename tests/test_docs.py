@@ -109,6 +109,8 @@ def test_every_command_is_run_or_listed():
     for command in COMMANDS:
         if command not in NOT_RUN and not command.startswith("make "):
             documented.scaled(shlex.split(command))  # KeyError: a program that the test cannot make small
+    with pytest.raises(KeyError):
+        documented.scaled(["python", "-m", "launch.unheard_of"])
 
 
 @pytest.mark.slow
