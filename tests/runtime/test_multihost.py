@@ -175,8 +175,9 @@ def test_killed_then_damaged_then_stopped(home, two_processes, tmp_path):
         assert f"checkpoint {newest} cannot be read" in output and "the run goes on from step 1" in output
 
     with two_hosts(home, tmp_path) as hosts:
-        outputs = [finish(host) for host in hosts]
-    assert "resuming after iteration" in outputs[0]
+        outputs += [finish(host) for host in hosts]
+    assert "resuming after iteration" in outputs[2]
+    assert not [output for output in outputs if "was killed or has crashed" in output], "they ended in good order"
     assert tiny.outcome(tmp_path, 3) == tiny.outcome(two_processes, 3)
 
 
