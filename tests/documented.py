@@ -25,6 +25,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests import xla
+
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED = "compile_table.md"  # by launch.compile_check
 DOCS = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != GENERATED]
@@ -185,7 +187,7 @@ def runner(directory: Path, **variables: str) -> Iterator[Runner]:
     """variables: added to the environment, in which every command has one device and `directory` as its home."""
     mine = {
         "HOME": str(directory), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_backend_optimization_level=0", "JAX_COMPILATION_CACHE_DIR": str(directory / "xla"),
+        "XLA_FLAGS": xla.flags(1), "JAX_COMPILATION_CACHE_DIR": str(directory / "xla"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
     }  # fmt: skip
     opened = Runner(directory, {**os.environ, **mine, **variables})

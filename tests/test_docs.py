@@ -26,6 +26,9 @@ COMMANDS = [command for _, command in documented.commands()]
 NOT_RUN = {
     "make test": "runs the linter and these tests",
     "pip install -r requirements-tpu-check.txt": "downloads packages",
+    "python -m benchmarks.exactness --out=runs/exactness --kills=10 --config.iterations=12 --config.checkpoint.every=1 "
+    "--config.rollout.tasks=4 --config.eval.games=24": "kills and resumes for minutes; tests/launch/test_exactness.py "
+    "is the same in small",
     "python -m benchmarks.sampler": "compiles and measures for minutes, and nothing in it can be small",
     "python -m envs.webshop.prepare --data=DIR": "needs a tagger that is downloaded; tests/envs/webshop has its own",
 }

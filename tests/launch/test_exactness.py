@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import exactness
-from tests import tiny
+from tests import tiny, xla
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = f"--config={ROOT / 'tests/runtime/toy_config.py'}"
 
 
 def environment(home: Path) -> dict[str, str]:
-    flags = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
     settings = {"HOME": str(home), "TOY_MODEL": str(home / "model"), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    return {**os.environ, **settings, "XLA_FLAGS": flags}
+    return {**os.environ, **settings, "XLA_FLAGS": xla.flags(1)}
 
 
 @pytest.mark.slow
