@@ -42,6 +42,7 @@ def _model() -> ConfigDict:
     model = ConfigDict()
     model.init = ""  # directory in Hugging Face format (config, *.safetensors, tokenizer) | "org/name" on its hub
     model.dtype = "bfloat16"  # type of activations: "float32" | "bfloat16"; master weights are always float32
+    model.freeze_vision = False  # leave the vision tower, if there is one, as it is (the published runs train it)
     model.remat = "full"  # what the backward pass computes again: "none" | "dots" (all but matmuls) | "full"
     return model
 

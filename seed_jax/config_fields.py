@@ -212,6 +212,7 @@ SHARES = ("env.data_fraction", "adv.gamma", "adv.anchor_similarity", "distill.em
 NAMES = ("method", "model.init", "env.name", "env.data", "env.size")
 SWITCHES = (
     "env.compat",
+    "model.freeze_vision",
     "rollout.require_think",
     "hindsight.stop_json",
     "hindsight.teach_readers",

@@ -43,7 +43,7 @@ hyper = factors.numbers  # hyper(config, iteration) makes the last argument of t
 class Structure(NamedTuple):
     """What recompiles when it changes. rows_per_micro: packed rows a forward pass; micros_per_mini: passes an
     optimizer step; split_norms: whether the parts of the gradient may be measured; attention, model_mesh: `attention`
-    and `mesh` of the model's functions."""
+    and `mesh` of the model's functions; freeze_vision: the vision tower stays as it is."""
 
     spec: ModelSpec
     mesh: Mesh
@@ -56,6 +56,7 @@ class Structure(NamedTuple):
     remat: str
     attention: str
     model_mesh: Mesh | None
+    freeze_vision: bool = False
 
 
 def model_placement(config, spec: ModelSpec, mesh: Mesh) -> tuple[str, Mesh | None]:
@@ -84,6 +85,7 @@ def structure(config, spec: ModelSpec, mesh: Mesh) -> Structure:
         remat=config.model.remat,
         attention=attention,
         model_mesh=model_mesh,
+        freeze_vision=config.model.freeze_vision and spec.vision is not None,
     )
 
 
@@ -126,7 +128,9 @@ def _update(
         mini = jax.tree.map(lambda x: x[index], inputs)
         grads, metrics = _accumulate(static, state.params, *mini, hyper)
         lr = hyper["lr"] * jnp.minimum(1.0, (state.step + 1) / jnp.maximum(hyper["warmup_steps"], 1.0))
+        frozen = {"vision": state.params["vision"]} if static.freeze_vision else {}  # weight decay would move it too
         state, step_metrics = apply_gradients(state, grads, optimizer, lr)
+        state = state.replace(params={**state.params, **frozen})
         skipped = jnp.where(step_metrics["skipped_steps"] > 0, skipped + 1, 0.0)
         return state, jax.tree.map(jnp.add, totals, {**metrics, **step_metrics}), skipped
 
@@ -263,6 +267,8 @@ def _accumulate(static: Structure, params, rows: Rows, teacher: Rows | None, fix
 
 def _micro_loss(static: Structure, params, rows: Rows, teacher: Rows | None, fixed: Fixed, tokens, totals, hyper: dict):
     """This micro-batch's share of the mini-batch loss; all denominators are those of the mini-batch."""
+    if static.freeze_vision:
+        params = {**params, "vision": jax.lax.stop_gradient(params["vision"])}
     if teacher is not None:
         size = static.objective.teacher_support(static.spec.vocab_size)
         logp, support = jax.lax.stop_gradient(_logp_and_support(static, params, teacher, size))

@@ -85,6 +85,15 @@ def test_the_tower_learns(reference, weights):
 
 
 @pytest.mark.slow
+def test_a_frozen_tower(weights):
+    """With weight decay, which would move it without a gradient."""
+    state, metrics = updated(weights, model__freeze_vision=True, optim__weight_decay=0.1)
+    for new, old in zip(jax.tree.leaves(state.params["vision"]), jax.tree.leaves(weights["vision"]), strict=True):
+        assert np.array_equal(new, old)
+    assert metrics["update/grad_norm"] > 0 and not np.array_equal(state.params["embed"], weights["embed"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"rows": 2, "micros": 4}, {"devices": 2}], ids=str)
 def test_micro_batches_and_devices_change_nothing(reference, weights, changes):
     close(updated(weights, **changes), reference)
