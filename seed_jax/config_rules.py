@@ -108,6 +108,12 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         "an episode learns from others of its group, which needs 2 or more; raise the second",
     ),
     (
+        ("hindsight.source", "env.observation"),
+        lambda source, seen: source in ("env_feedback", "peer_feedback") and seen == "image",
+        "what the game answers is a picture, and a teacher would read it as text; set hindsight.source = "
+        "'self_hindsight' or 'peer_success', or env.observation = 'text'",
+    ),
+    (
         ("loss.gen_coef", "hindsight.source", "distill.kind", "adv.shape"),
         lambda coef, source, kind, shape: (
             coef > 0 and (source not in ("self_hindsight", "group_reflection") or (kind == shape == "none"))

@@ -11,6 +11,8 @@ import numpy as np
 
 MAX_PIXELS = 2048 * 2048  # of a file that is read: a small file can hold a picture of any size
 MAX_BYTES = 4 * MAX_PIXELS
+THUMBNAIL_PX = 112
+_PREFIX = "data:image/png;base64,"
 
 
 class PngError(ValueError):
@@ -54,7 +56,18 @@ def data_uri(image: np.ndarray) -> str:
     return _data_uri(image.shape, image.tobytes())
 
 
+def thumbnail_uri(image: np.ndarray) -> str:
+    """The image for a page, as a URL of at most 13 kB: THUMBNAIL_PX high and wide at most, in 32 colours."""
+    from PIL import Image
+
+    picture = Image.fromarray(image)
+    picture.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
+    file = io.BytesIO()
+    picture.quantize(32).save(file, "PNG", optimize=True)
+    return _PREFIX + base64.b64encode(file.getvalue()).decode()
+
+
 @functools.lru_cache(maxsize=256)  # rollouts of a task show the same pictures, and are sent one after the other
 def _data_uri(shape: tuple[int, ...], pixels: bytes) -> str:
     content = encode(np.frombuffer(pixels, np.uint8).reshape(shape))
-    return "data:image/png;base64," + base64.b64encode(content).decode()
+    return _PREFIX + base64.b64encode(content).decode()

@@ -205,6 +205,10 @@ def test_impossible_value_names_field_and_value(field, value):
             {"hindsight__source": "peer_success", "adv__kind": "zero", "rollout__group": 1},
             ["hindsight.source = 'peer_success'", "rollout.group = 1"],
         ),
+        (
+            {"hindsight__source": "env_feedback", "env__observation": "image"},
+            ["hindsight.source = 'env_feedback'", "env.observation = 'image'"],
+        ),
         ({"hindsight__teach_readers": True}, ["hindsight.teach_readers = True", "hindsight.at_rollout = 0.0"]),
         ({"distill__rows": "losing_view"}, ["distill.rows = 'losing_view'", "hindsight.teach_readers = False"]),
         ({"distill__span_weight": 2.0}, ["distill.span_weight = 2.0", "distill.span = 'all'"]),

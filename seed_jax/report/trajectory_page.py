@@ -151,8 +151,8 @@ def _episode(record: Mapping[str, Any], words: dict[str, int]) -> dict[str, Any]
 
 
 def _turn(turn: Mapping[str, Any], skill: str | None, words: dict[str, int]) -> dict[str, Any]:
-    """Short names, as the page's script reads them; o: observation, x: token texts as places in `words`, s: log-probs
-    of the policy, t and w: gaps of teacher and wrong skill."""
+    """Short names, as the page's script reads them; o: observation, im: its picture, x: token texts as places in
+    `words`, s: log-probs of the policy, t and w: gaps of teacher and wrong skill."""
     seen = turn["observation"]
     if len(seen) > MAX_CHARS:
         seen = f"{seen[:MAX_CHARS]} [... {len(seen) - MAX_CHARS} more characters are left out of this page]"
@@ -167,7 +167,7 @@ def _turn(turn: Mapping[str, Any], skill: str | None, words: dict[str, int]) -> 
     for key, view in (("t", "teacher"), ("w", "wrong")):
         if view in turn:
             packed[key] = [round((a - b) * _UNIT) for a, b in zip(turn[view], turn["student"], strict=True)]
-    for key, name in (("th", "thought"), ("ac", "action"), ("k", "kind")):
+    for key, name in (("im", "image"), ("th", "thought"), ("ac", "action"), ("k", "kind")):
         if turn.get(name):
             packed[key] = turn[name]
     if turn["skill"] and turn["skill"] != skill:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seed_jax import images, sharding
+from seed_jax import images, png, sharding
 from seed_jax.hindsight.analyzer import analyze
 from seed_jax.runtime.logging import PANEL_TRAJECTORIES_FILE, TRAJECTORIES_FILE, append_jsonl
 from seed_jax.sampler import weights as decoding
@@ -197,6 +197,7 @@ def trajectory(tokenizer, episode: Episode, wrong, scores: dict[int, dict[str, n
         }
         return {
             "observation": turn.observation,
+            **({} if turn.image is None else {"image": png.thumbnail_uri(turn.image)}),
             "command": turn.command,
             "valid": turn.valid,
             "admissible": turn.admissible,

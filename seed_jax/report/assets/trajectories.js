@@ -168,6 +168,7 @@
   const turnNode = (episode, turn, number) => {
     const node = make("div", "turn"), content = make("div");
     node.append(make("div", "n", String(number + 1)), content);
+    if (turn.im) content.append(Object.assign(make("img", ""), { src: turn.im, alt: "what the policy saw" }));
     content.append(longText("observation", turn.o));
     const out = make("div", "readout");
     out.setAttribute("aria-live", "polite");
