@@ -47,15 +47,26 @@ def peak_flops(device: jax.Device) -> float | None:
     return PEAK_FLOPS[max(names, key=len)] if names else None
 
 
-def forward_flops(spec: ModelSpec, tokens: float, scored: float) -> float:
-    """Of one forward pass over `tokens`, of which `scored` reach the vocabulary projection: 2 for each weight of a
-    matrix (arXiv 2001.08361, section 2.1). Attention scores are left out: 2 % for turns of 740 tokens, Qwen2.5-3B."""
+def forward_flops(spec: ModelSpec, tokens: float, scored: float, seen: float = 0) -> float:
+    """Of one forward pass over `tokens`, of which `scored` reach the vocabulary projection and `seen` stand for a cell
+    of an image: 2 for each weight of a matrix (arXiv 2001.08361, section 2.1). Attention scores are left out: 2 % for
+    turns of 740 tokens, Qwen2.5-3B."""
     width = spec.d_model
     heads = (
         2 * spec.num_heads * spec.head_dim + 2 * spec.num_kv_heads * spec.head_dim
     )  # query and output, key and value
     layer = width * heads + 3 * width * spec.d_ff
-    return 2.0 * (spec.num_layers * layer * tokens + spec.vocab_size * width * scored)
+    cells = _cell_flops(spec) * seen if seen else 0.0
+    return 2.0 * (spec.num_layers * layer * tokens + spec.vocab_size * width * scored) + cells
+
+
+def _cell_flops(spec: ModelSpec) -> float:
+    """Of the vision tower, for the patches of one cell and what joins them."""
+    vision = spec.vision
+    width, joined = vision.d_model, vision.merge**2 * vision.d_model
+    layer = 4 * width**2 + 3 * width * vision.d_ff
+    patch = vision.depth * layer + 3 * vision.patch**2 * width
+    return 2.0 * (vision.merge**2 * patch + joined**2 + joined * spec.d_model)
 
 
 # -- compilation -------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
         rows = config.pack.rows_per_micro, config.pack.micros_per_mini
         local = pack(samples, run.shape, math.prod(rows) // jax.process_count(), run.distills)
         batch = multihost.join_rows(local, run.mesh, *rows)
-        counts.update(row_use(local))
+        counts.update(row_use(local, run.spec.vision))
         counts = multihost.sum_counters(counts)
     own, (played, episodes) = episodes, map(multihost.gather_episodes, (played, episodes))
     records = _records(own, episodes[: config.log.episodes_per_iteration])

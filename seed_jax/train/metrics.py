@@ -67,8 +67,8 @@ def update_flops(run, counts: Counter) -> float:
     """Of one update: scoring under fixed weights, and forward and backward (twice the forward) of every student row.
     What remat computes again does not count."""
     chosen = factors.choices(run.config)
-    student = usage.forward_flops(run.spec, counts["used_row_tokens"], counts["scored_tokens"])
-    teacher = usage.forward_flops(run.spec, counts["teacher_tokens"], counts["taught_tokens"])
+    student = usage.forward_flops(run.spec, counts["used_row_tokens"], counts["scored_tokens"], counts["seen_tokens"])
+    teacher = usage.forward_flops(run.spec, counts["teacher_tokens"], counts["taught_tokens"], counts["shown_tokens"])
     passes = 3 + (run.config.old_logprobs == "recompute") + (chosen.kl != "none")
     return passes * student + (1 + (chosen.teacher == "current")) * teacher
 

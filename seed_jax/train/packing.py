@@ -239,9 +239,10 @@ def pack_rows(groups: Sequence[Sequence[Sample]], shape: Shape, teacher: bool = 
     return rows, mask
 
 
-def row_use(batch: PackedBatch) -> Counter:
+def row_use(batch: PackedBatch, vision: VisionSpec | None = None) -> Counter:
     """used_row_tokens, teacher_tokens: of student and teacher rows, without padding; scored_tokens, taught_tokens: of
-    these the ones that reach the vocabulary; row_tokens: of all student rows that hold anything, with padding."""
+    these the ones that reach the vocabulary, seen_tokens, shown_tokens: that stand for a part of an image; row_tokens:
+    of all student rows that hold anything, with padding."""
     used = batch.student.segments > 0
     scored = batch.mask | batch.generated
     counts = Counter(
@@ -252,4 +253,6 @@ def row_use(batch: PackedBatch) -> Counter:
     if batch.teacher is not None:
         taught = scored & np.take_along_axis(batch.has_skill, batch.turn, axis=1)
         counts.update(teacher_tokens=int((batch.teacher.segments > 0).sum()), taught_tokens=int(taught.sum()))
+    for name, rows in (("seen_tokens", batch.student), ("shown_tokens", batch.teacher)) if vision else ():
+        counts[name] = 0 if rows is None else int((rows.tokens == vision.image_token).sum())
     return counts

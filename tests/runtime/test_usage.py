@@ -15,6 +15,7 @@ from seed_jax.models.spec import ModelSpec
 from seed_jax.runtime import usage
 from seed_jax.runtime.logging import PhaseTimer
 from seed_jax.train.metrics import memory_metrics, update_metrics
+from tests import tiny
 from tests.updating import make_config
 
 QWEN = ModelSpec(vocab_size=151936, d_model=2048, num_layers=36, num_heads=16, num_kv_heads=2, head_dim=128, d_ff=11008)
@@ -41,6 +42,16 @@ def test_forward_flops_count_every_matrix_twice():
     matrices = sum(math.prod(w.shape) for w in table["layers"].values() if w.transpose)
     assert usage.forward_flops(QWEN, 10, 3) == 2 * (10 * matrices + 3 * 151936 * 2048)
     assert usage.forward_flops(QWEN, 1, 0) == pytest.approx(2 * 2.775e9, rel=1e-3)  # the body of Qwen2.5-3B
+
+
+def test_forward_flops_of_the_vision_tower():
+    """Four patches of a cell pass every matrix of the layers and the patch's, of which both frames hold the image."""
+    seeing = tiny.vision_spec(50)
+    table = spec_lib.weights(seeing)["vision"]
+    size = lambda part: sum(math.prod(w.shape) for w in part.values() if len(w.hf_shape) > 1)  # noqa: E731
+    patch = math.prod(table["patch"].shape) // 2
+    cell = 4 * (size(table["layers"]) + patch) + size(table["merger"])
+    assert usage.forward_flops(seeing, 10, 3, 5) - usage.forward_flops(seeing, 10, 3) == 2 * 5 * cell
 
 
 def test_a_cpu_tells_no_memory():

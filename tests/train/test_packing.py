@@ -124,6 +124,9 @@ def test_images_follow_their_turns():
                     found = rows.positions[r][rows.segments[r] == slot + 1]
                     assert np.array_equal(found, images.positions(ids, sample.images, VISION))
     assert sum(len(s.images) for s in data) > 3 and batch.student.positions.shape[2] == 3
+    counts, taught = row_use(batch, VISION), [sample for sample in data if sample.teacher_prompt is not None]
+    assert counts["seen_tokens"] == 2 * sum(len(sample.images) for sample in data)
+    assert counts["shown_tokens"] == 2 * sum(len(sample.images) for sample in taught)
 
 
 def test_rows_of_text_have_no_images():
