@@ -38,7 +38,6 @@ from envs.webshop import catalogue, goals, session
 from envs.webshop import generate as products
 from envs.webshop.domain import WebshopDomain
 from seed_jax import encoder
-from seed_jax.models import hf
 from seed_jax.rollout import World
 
 NAMES = ("webshop", "search", "sokoban", "ezpoints")
@@ -189,14 +188,8 @@ def image_size(env, task: Task | None = None) -> tuple[int, int] | None:
 
 
 def _pictures(config, world: World, task: Task) -> World:
-    """The world with what is known of its pictures. Raises ValueError if the model cannot see them."""
-    world = world._replace(image_size=image_size(config.env, task), min_pixels=config.env.min_pixels)
-    directory = hf.resolve(config.model.init) if world.image_size else None
-    if (
-        directory and (directory / "config.json").is_file()
-    ):  # a run that is evaluated has none: there Run has seen to it
-        world.read_size(hf.load_spec(directory).vision)
-    return world
+    """The world with what is known of its pictures."""
+    return world._replace(image_size=image_size(config.env, task), min_pixels=config.env.min_pixels)
 
 
 @functools.lru_cache(maxsize=4)

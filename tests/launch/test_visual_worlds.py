@@ -14,6 +14,7 @@ from launch.environment import DataError, open_environment, panel_tasks, record_
 from seed_jax import config as config_lib
 from seed_jax import tokenizer as tok
 from seed_jax.hindsight.sources import load_library
+from seed_jax.models import hf
 from seed_jax.runtime.logging import prepare_workdir, read_jsonl
 from seed_jax.train.loop import train
 from tests import tiny
@@ -217,8 +218,8 @@ def test_models_that_cannot_see(name, tower, message, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(record))
     config = shorter(name, observation="image")
     config.model.init = str(tmp_path)
-    with pytest.raises(DataError, match=message), open_environment(config):
-        pass
+    with open_environment(config) as setup, pytest.raises(ValueError, match=message):
+        setup.world.read_size(hf.load_spec(tmp_path).vision)
 
 
 # -- levels of one's own, and what is refused
