@@ -19,7 +19,7 @@ from seed_jax.hindsight import annotate, records
 from seed_jax.hindsight.client import KEY_VARIABLE, Answer, Client
 from seed_jax.hindsight.prompts import analysis_prompt, fit_analyses
 from seed_jax.runtime.logging import append_jsonl, read_jsonl
-from tests import tiny
+from tests import tiny, xla
 from tests.hindsight.test_client import KEY, Service, answer
 from tests.hindsight.test_prompts import played
 
@@ -284,8 +284,8 @@ def test_a_killed_collection_goes_on(tmp_path):
             f"--config.hindsight.api_url={service.url}", "--config.hindsight.api_model=writer",
             "--config.hindsight.api_workers=2", "--config.hindsight.max_analysis_tokens=400",
         ]  # fmt: skip
-        variables = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-        variables |= {"HOME": str(home), "PYTHONPATH": str(ROOT), KEY_VARIABLE: KEY}
+        variables = os.environ | {"HOME": str(home), "PYTHONPATH": str(ROOT), KEY_VARIABLE: KEY}
+        variables["XLA_FLAGS"] = xla.flags(2)
         first = subprocess.Popen(
             command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

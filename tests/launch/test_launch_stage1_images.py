@@ -17,7 +17,7 @@ from PIL import Image
 
 from seed_jax.models import hf
 from seed_jax.runtime.logging import read_jsonl
-from tests import tiny
+from tests import tiny, xla
 from tests.hindsight.test_client import Service, answer
 
 pytestmark = pytest.mark.slow
@@ -74,8 +74,8 @@ def home(tmp_path_factory) -> Path:
 
 
 def launch(home: Path, program: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    variables = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    variables |= {"HOME": str(home), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    variables = os.environ | {"HOME": str(home), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    variables["XLA_FLAGS"] = xla.flags(2)
     where = (f"--config.model.init={home / 'model'}", f"--config.env.data={home / 'levels'}")
     return subprocess.run(
         [sys.executable, "-m", f"launch.{program}", "--config=configs/sokoban.py", *SETTINGS, *where, *flags],

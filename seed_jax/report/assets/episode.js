@@ -168,8 +168,9 @@ const seedEpisodes = (index, state, go) => {
   const turnNode = (episode, turn, number) => {
     const node = make("div", "turn"), content = make("div");
     node.append(make("div", "n", String(number + 1)), content);
-    if (turn.im) content.append(Object.assign(make("img", ""), { src: turn.im, alt: "what the policy saw" }));
-    content.append(longText("observation", turn.o));
+    // The policy saw the picture alone: what it shows as text is for readers, who point at it or cannot see it.
+    if (turn.im) content.append(Object.assign(make("img", ""), { src: turn.im, alt: visible(turn.o), title: visible(turn.o) }));
+    else content.append(longText("observation", turn.o));
     const out = make("div", "readout");
     out.setAttribute("aria-live", "polite");
     const say = (k) => out.replaceChildren(readout(turn, k, episode.words));
