@@ -123,7 +123,7 @@ def test_a_model_that_sees_learns_from_it(home, data):
     assert summary["last"]["skills_written"] > 0 and summary["last"]["episodes"] > 0
     spec, params = hf.load(home / "run" / "last")
     _, before = hf.load(home / "model")
-    assert spec.vision and "pipeline_tag: image-text-to-text" in (home / "run" / "last" / "README.md").read_text()
+    assert spec.vision and 'pipeline_tag: "image-text-to-text"' in (home / "run" / "last" / "README.md").read_text()
     moved = max(float(abs(a - b).max()) for a, b in zip(*map(leaves, (params, before)), strict=True))
     assert moved > 1e-4, "the tower was trained"
 
