@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-test lint
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
-	SEED_JAX_OPTIMIZED=1 $(BIN)/python -m pytest -m optimized tests/test_diagnostics.py
+	SEED_JAX_OPTIMIZED=1 $(BIN)/python -m pytest -n auto -m optimized tests/test_diagnostics.py tests/train
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Tests run on eight virtual CPU devices, with programs that are compiled quickly (see xla.py).
 
-What needs the precision of optimized sums is marked `optimized` and runs by itself:
+What needs the precision of optimized sums, or the same bits from two programs, is marked `optimized` and runs apart:
 SEED_JAX_OPTIMIZED=1 pytest -m optimized.
 """
 

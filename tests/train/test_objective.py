@@ -116,9 +116,10 @@ def test_the_handoff_is_remembered_between_updates():
     assert float(hyper(config, 53, memory["handoff"])["distill"]) == pytest.approx(0.5 * 0.5)
 
 
-# -- identities --------------------------------------------------------------------------------------------------------
+# -- identities: of two programs, compiled as users compile them; quickly compiled ones differ in the last bit ---------
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("kind", ["score", "k2", "k3_is"])
 def test_any_distillation_with_coefficient_zero_is_grpo(kind):
     samples = make_samples(16)
@@ -128,6 +129,7 @@ def test_any_distillation_with_coefficient_zero_is_grpo(kind):
     assert_bitwise(got, grpo)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("kind", ["mult_clip", "add_gap", "add_gate"])
 def test_shape_of_weight_zero_changes_nothing(kind):
     samples = make_samples(16)
@@ -137,6 +139,7 @@ def test_shape_of_weight_zero_changes_nothing(kind):
     assert max(np.abs(a - b).max() for a, b in zip(leaves(moved), leaves(got), strict=True)) > 1e-4
 
 
+@pytest.mark.optimized
 def test_opid_of_weight_zero_is_drgrpo():
     samples = make_samples(16)
     drgrpo, _ = trainer("grpo", adv__kind="drgrpo", **MEAN)(samples)
@@ -146,6 +149,7 @@ def test_opid_of_weight_zero_is_drgrpo():
     assert_bitwise(drgrpo, mean_only)
 
 
+@pytest.mark.optimized
 def test_gigpo_of_step_weight_zero_is_grpo():
     samples = with_credit(make_samples(16))
     run = trainer("grpo", adv__kind="gigpo")

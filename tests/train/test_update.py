@@ -144,9 +144,10 @@ def test_kl_holds_on_to_the_reference():
     assert metrics["update/kl"] > 1e-3
 
 
-# -- identities --------------------------------------------------------------------------------------------------------
+# -- identities: of two programs, compiled as users compile them; quickly compiled ones differ in the last bit ---------
 
 
+@pytest.mark.optimized
 def test_distillation_with_coefficient_zero_is_grpo():
     samples = make_samples()
     seed, metrics = trainer("seed")(samples, distill=0.0)
@@ -155,6 +156,7 @@ def test_distillation_with_coefficient_zero_is_grpo():
     assert_bitwise(seed, grpo)
 
 
+@pytest.mark.optimized
 def test_distillation_without_any_skill_is_grpo():
     samples = make_samples(skills=False)
     seed, metrics = trainer("seed")(samples)
@@ -186,6 +188,7 @@ def test_order_of_turns_changes_nothing():
         assert_metrics_close(shuffled_metrics, metrics)
 
 
+@pytest.mark.optimized
 def test_padding_changes_nothing():
     run = trainer(**SEVERAL_STEPS)
     samples = make_samples()
