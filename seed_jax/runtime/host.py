@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 
 import jax
@@ -42,10 +43,11 @@ def use_every_core(rows: int) -> None:
     Call before anything touches a device; a device count in XLA_FLAGS wins.
 
     A device that waits in a collective blocks one thread of XLA's pool. With as few threads as devices, a few programs
-    in flight can block them all: a training run hung after 200 steps. So the pool gets two threads a device, and
-    callers wait for each program before they start the next.
+    in flight can block them all: a training run hung after 200 steps. So the pool gets two threads a device, however
+    many there are, and callers wait for each program before they start the next.
     """
-    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+    if given := re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")):
+        os.environ.setdefault("PJRT_NPROC", str(2 * int(given[1])))
         return
     cores, count = usable_cores(), 1
     while count * 2 <= cores and rows % (count * 2) == 0:
