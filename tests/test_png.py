@@ -48,6 +48,15 @@ def test_thumbnails_are_small_and_look_alike(image):
     assert abs(np.asarray(shown.convert("RGB"), float) - expected).mean() < 8
 
 
+def test_the_player_of_a_thumbnail_is_green():
+    room = Image.fromarray(ROOM)
+    room.thumbnail((png.THUMBNAIL_PX, png.THUMBNAIL_PX))
+    pixels = np.asarray(room, int)
+    player = np.abs(pixels - (76, 200, 60)).sum(axis=2) < 30
+    shown = np.asarray(opened(png.thumbnail_uri(ROOM)).convert("RGB"), int)
+    assert player.sum() > 20 and np.abs(shown - pixels)[player].max() < 40
+
+
 def test_even_noise_is_small():
     noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3)).astype(np.uint8)
     assert len(png.thumbnail_uri(noise)) <= 13_000
