@@ -133,14 +133,8 @@ def play(
     """
     counts = Counter() if counts is None else counts
     slots = [task for task in tasks for _ in range(group)]
-    episodes = [
-        Episode(task_id=task.id, family=task.family, goal=task.goal, group=index // group, index=index)
-        for index, task in enumerate(slots, start=first * group)
-    ]
-    if share:
-        for episode in episodes:
-            skills.give(episode, episode.index % group, share)
-    world.read_size(getattr(tokenizer, "vision", None))
+    episodes = _unplayed(slots, first, group, skills, share)
+    world.read_size(getattr(tokenizer, "vision", None))  # raises for a model that cannot see what there is
     start, before = time.perf_counter(), Counter(sampler.stats)
     answers, current, reached = Answers(world.pool), {}, -1
     asked: dict[int, tuple[int, str, list[int]]] = {}  # handle -> episode, prompt and its ids
@@ -181,6 +175,18 @@ def play(
         raise
     counts.update({name: sampler.stats[name] - before[name] for name in ("new_tokens", "slot_steps")})
     counts.update({"env_wait_s": answers.seconds, "play_s": time.perf_counter() - start})
+    return episodes
+
+
+def _unplayed(slots: Sequence[Any], first: int, group: int, skills, share: float) -> list[Episode]:
+    """An episode for each slot, those of the share with the skill that they are played with."""
+    episodes = [
+        Episode(task_id=task.id, family=task.family, goal=task.goal, group=index // group, index=index)
+        for index, task in enumerate(slots, start=first * group)
+    ]
+    if share:
+        for episode in episodes:
+            skills.give(episode, episode.index % group, share)
     return episodes
 
 
