@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
+import functools
 import logging
 import sys
 from collections.abc import Iterator
@@ -81,8 +81,7 @@ class Checkpointer:
         failures: dict[int, str] = {}
         for step in reversed(multihost.from_first(self.steps)):
             try:
-                with _no_reports_from_abandoned_reads():
-                    tree, meta = self._restore(step, abstract_tree)
+                tree, meta = self._restore(step, abstract_tree)
             except Exception as error:  # Orbax and TensorStore raise many types; the reason is reported
                 failures[step] = f"{type(error).__name__}: {_first_line(error)}"
                 continue
@@ -108,8 +107,7 @@ class Checkpointer:
         abstract_part: as for `restore_latest`. Deletes nothing; raises CheckpointError if that one cannot be read.
         """
         try:
-            with _no_reports_from_abandoned_reads():
-                return Restored(step, *self._restore(step, abstract_part, part=True))
+            return Restored(step, *self._restore(step, abstract_part, part=True))
         except Exception as error:  # as in restore_latest
             reason = f"{type(error).__name__}: {_first_line(error)}"
             raise CheckpointError(f"checkpoint {self._directory / str(step)} cannot be read ({reason})") from error
@@ -131,6 +129,7 @@ class Checkpointer:
     def _restore(self, step: int, abstract_tree: Any, part: bool = False) -> tuple[Any, dict[str, Any]]:
         # Orbax's handlers alone: its manager waits for all hosts after reading, for ever if one could not read.
         directory = self._directory / str(step)
+        _abandon_reads_quietly()
         with _read_by_all(step):
             # The small JSON first: a checkpoint without it is not worth reading gigabytes.
             content = ocp.JsonCheckpointHandler().restore(directory / "meta")
@@ -203,17 +202,17 @@ def _read_by_all(step: int) -> Iterator[None]:
         raise ValueError(f"another host cannot read step {step}")
 
 
-@contextlib.contextmanager
-def _no_reports_from_abandoned_reads() -> Iterator[None]:
-    """After one failed read the others are dropped, and each would print a traceback of its own to stderr."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    try:
-        yield
-    except Exception:
-        gc.collect()  # the dropped reads report when they are collected
-        raise
-    finally:
-        sys.unraisablehook = hook
+@functools.cache
+def _abandon_reads_quietly() -> None:
+    """From now on Python does not report what becomes of Orbax's other reads after one has failed: they are abandoned,
+    and each would print kilobytes of a traceback when it ends, some time later."""
+    report = sys.unraisablehook
+
+    def report_others(unraisable: Any) -> None:
+        if "orbax" not in getattr(getattr(unraisable.object, "cr_code", None), "co_filename", ""):
+            report(unraisable)
+
+    sys.unraisablehook = report_others
 
 
 def _first_line(error: Exception, max_chars: int = 200) -> str:
