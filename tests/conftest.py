@@ -16,6 +16,7 @@ from tests import xla
 OPTIMIZED = os.environ.get("SEED_JAX_OPTIMIZED") == "1"
 os.environ["XLA_FLAGS"] = xla.flags(8, quick=not OPTIMIZED)
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch, whose threads spin while they wait for a core
 
 
 def pytest_collection_modifyitems(items):
