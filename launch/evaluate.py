@@ -155,7 +155,7 @@ def run(config, other: dict[str, Any] | None) -> dict[str, Any]:
     results = []
     with open_world(config, tasks[:1]) as world, _progress(config, len(conditions)) as on_turn:
         for temperature, with_skills in conditions:
-            summary, episodes = evaluate(
+            summary, episodes, _ = evaluate(
                 policy.sampler,
                 policy.tokenizer,
                 world,

@@ -33,7 +33,7 @@ def measure(directory: Path, panels: dict[str, list[Task]]) -> dict:
     for name, tasks in panels.items():
         results[name] = {}
         for temperature in config.eval.temperatures:
-            results[name][f"temperature {temperature:g}"], episodes = evaluate(
+            results[name][f"temperature {temperature:g}"], episodes, _ = evaluate(
                 sampler,
                 tokenizer,
                 world,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,15 @@ class PanelError(RuntimeError):
     """A game of the panel was lost to an environment error."""
 
 
+class Evaluation(NamedTuple):
+    """summary: of all episodes; episodes: repeat by repeat, in the panel's order; own: those that this host has played.
+    Of the others there is only what `multihost.gather_episodes` tells."""
+
+    summary: dict
+    episodes: list[Episode]
+    own: list[Episode]
+
+
 def evaluate(
     sampler,
     tokenizer,
@@ -37,16 +46,16 @@ def evaluate(
     skills: Any = None,
     repeats: int = 1,
     on_turn: Callable[[int, int], None] = lambda step, live: None,
-) -> tuple[dict, list[Episode]]:
-    """Plays the panel `repeats` times at one temperature -> (summary, episodes). An environment error is raised: a
-    panel has no gaps.
+) -> Evaluation:
+    """Plays the panel `repeats` times at one temperature. An environment error is raised: a panel has no gaps.
 
     skills: the `Skills` that every episode is played with; None = without. The keys depend on `seed`, the repeat, the
-    game's place in the panel and the turn only: the same weights always give the same result. Episodes come repeat by
-    repeat, in the panel's order. Of many hosts each plays a part of the panel, and all get the whole summary.
+    game's place in the panel and the turn only: the same weights always give the same result. Of many hosts each plays
+    a part of the panel, and all get the whole summary.
     """
     counts: Counter = Counter()
     episodes: list[Episode] = []
+    own: list[Episode] = []
     mine = multihost.share(len(tasks))
     for repeat in range(repeats):
         with multihost.together():
@@ -66,6 +75,7 @@ def evaluate(
                 share=0.0 if skills is None else 1.0,
                 on_turn=on_turn,
             )
+        own += played
         episodes += multihost.gather_episodes(played)
     counts = multihost.sum_counters(counts)
     lost = [episode for episode in episodes if episode.error]
@@ -77,12 +87,11 @@ def evaluate(
     if skills is not None:
         result["skill_coverage"] = sum(episode.given is not None for episode in episodes) / max(1, len(episodes))
         result["given_overflow"] = counts["given_overflow"]
-    return result, episodes
+    return Evaluation(result, episodes, own)
 
 
-def evaluate_all(run) -> list[tuple[dict, list[Episode]]]:
-    """(summary, episodes) of the panel of a training run at each of its temperatures, without and with skills as its
-    config says.
+def evaluate_all(run) -> list[Evaluation]:
+    """The panel of a training run at each of its temperatures, without and with skills as its config says.
 
     The first is the headline: at the first temperature, without skills where both are asked for.
     """

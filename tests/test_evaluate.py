@@ -90,7 +90,7 @@ def test_success_is_the_environments_own_and_keys_depend_on_the_place_in_the_pan
 
     winner = ScriptedSampler(reply)
     world = World(AlfworldDomain("compact"), make_pool("envs.alfworld.engine:make"), 8, 4)
-    result, episodes = evaluate(
+    result, episodes, _ = evaluate(
         winner, tiny.tokenizer(), world, panel, temperature=0.4, max_tokens=20, max_prompt_tokens=300, seed=9
     )
     assert [e.won for e in episodes] == [True, False, True, True]
@@ -102,7 +102,7 @@ def test_success_is_the_environments_own_and_keys_depend_on_the_place_in_the_pan
     assert [index for _, _, (_, index, _), _ in winner.rounds[0]] == [0, 1, 2, 3]
 
     winner.rounds.clear()
-    result, episodes = evaluate(
+    result, episodes, _ = evaluate(
         winner, tiny.tokenizer(), world, panel[:2], temperature=0.4, max_tokens=20, max_prompt_tokens=300, seed=9,
         repeats=3,
     )  # fmt: skip

@@ -33,7 +33,7 @@ def play(reply, temperature=0.4, client_options=(), **options):
     world = World(AlfworldDomain("released"), make_pool("envs.alfworld.engine:make"), 10, 5)
     with Service(reply) as service:
         client = Client(service.url, "policy", timeout_s=5.0, pause_s=0.01, **dict(client_options))
-        result, _ = evaluate(
+        result, _, _ = evaluate(
             ServedSampler(client), CharacterTokenizer(), world, PANEL, temperature=temperature, **OPTIONS, **options
         )
     return result, [body for _, _, body in service.requests]

@@ -189,12 +189,12 @@ def _evaluate(run: Run, state: TrainState, iteration: int) -> list[dict]:
     with run.timer("eval"):
         played = evaluate.evaluate_all(run)
     run.turns.close()
-    results = [result for result, _ in played]
-    for result, episodes in played if run.leads else ():
+    results = [evaluation.summary for evaluation in played]
+    for result, episodes, _ in played if run.leads else ():
         append_jsonl(run.workdir / EVALUATIONS_FILE, {"iteration": iteration, **result})
         append_jsonl(run.workdir / OUTCOMES_FILE, outcome_record(iteration, result, episodes))
     with run.timer("trajectories"):
-        trajectories.record_panel(run, state, iteration, played[0][1])
+        trajectories.record_panel(run, state, iteration, played[0].own)
     shown = ", ".join(f"{r['success_rate']:.3f} +- {r['standard_error']:.3f} ({conditions(r)})" for r in results)
     run.progress.message(f"held-out success after iteration {iteration}: {shown}, {results[0]['games']} games")
     return results

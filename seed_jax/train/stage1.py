@@ -321,7 +321,7 @@ def acting(run: Stage1) -> dict[str, Any]:
     config = run.config
     if not (config.sft.play_episodes and run.data.val_tasks):
         return {}
-    summary, _ = evaluate(
+    evaluation = evaluate(
         run.sampler,
         run.tokenizer,
         run.world,
@@ -334,4 +334,4 @@ def acting(run: Stage1) -> dict[str, Any]:
         on_turn=run.on_turn,
     )
     run.turns.close()
-    return summary
+    return evaluation.summary

@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -50,17 +49,15 @@ def record_rollout(run, state: TrainState, iteration: int, episodes: Sequence[Ep
 
 def record_panel(run, state: TrainState, iteration: int, episodes: Sequence[Episode]) -> None:
     """Appends the same few panel games, as the weights after `iteration` updates play them, with the skills that these
-    weights write about them, to trajectories_panel.jsonl. With several processes there is nothing to record: what they
-    tell each other about the panel is without its texts."""
-    if jax.process_count() > 1:
+    weights write about them, to trajectories_panel.jsonl. episodes: those that this process has played."""
+    count = run.config.log.trajectories_panel
+    if not count:
         return
-    chosen = pick_panel(episodes, run.config.log.trajectories_panel)
+    chosen = pick_panel(episodes, count) if run.leads else []
     if chosen and run.distills and run.skills.source != "external_hindsight":  # a service is not asked for a picture
         if run.skills.source == "self_hindsight":
             analyze(run.sampler, run.tokenizer, chosen, run.config.hindsight, run.config.env.prompt, PANEL_STREAM)
         run.skills.assign(chosen)
-    if not chosen:
-        return
     scorer = Scorer(run, state) if run.distills else None
     if scorer:
         run.sampler.release()  # its memory is the scoring's, as it is the update's

@@ -23,7 +23,7 @@ from launch.replay import examine_dump
 from seed_jax.evaluate import summarize
 from seed_jax.runtime import multihost
 from seed_jax.runtime.alive import EXIT_LOST_HOST
-from seed_jax.runtime.logging import read_jsonl
+from seed_jax.runtime.logging import PANEL_TRAJECTORIES_FILE, read_jsonl
 from seed_jax.train.metrics import rollout_metrics
 from seed_jax.types import Episode, Skill, Turn
 from tests import tiny, xla
@@ -146,6 +146,25 @@ def test_two_processes_equal_one(one_process, two_processes):
     assert {source for _, source, _ in cells} == {"true", "self", "wrong"}
     for (*place, cell), (*other_place, other) in zip(cells, others, strict=True):
         assert other_place == place and other == pytest.approx(cell, abs=1e-4)  # gaps are sums over replies
+
+
+@pytest.mark.slow
+def test_the_first_of_two_records_panel_games(one_process, two_processes):
+    """Those that it plays itself, with all that one process records of them. Log-probs have three digits there."""
+    one, two = (
+        {(record["iteration"], record["task"]): record for record in read_jsonl(workdir / PANEL_TRAJECTORIES_FILE)}
+        for workdir in (one_process, two_processes)
+    )
+    assert len(two) == len(one) and {iteration for iteration, _ in one.keys() & two.keys()} == {0, 3}
+    for key in one.keys() & two.keys():
+        left, right = one[key], two[key]
+        turns = left.pop("turns"), right.pop("turns")
+        assert left == right
+        for turn, other in zip(*turns, strict=True):
+            assert turn.keys() == other.keys() and {"student", "teacher"} <= turn.keys()
+            for name, value in turn.items():
+                is_view = name in ("student", "teacher", "wrong")
+                assert other[name] == (pytest.approx(value, abs=2e-3) if is_view else value), name
 
 
 @pytest.mark.slow
