@@ -200,6 +200,7 @@ def _rollout_report(records: list[dict[str, Any]], wanted: int, counts: Counter)
     return {
         "missing": max(0, wanted - len(records)),
         "prompt_truncated": counts["prompt_truncated"],
+        "prompt_overflow": counts["prompt_overflow"],
         "env_errors": counts["env_errors"],
         **summary,
     }

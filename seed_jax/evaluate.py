@@ -84,6 +84,7 @@ def evaluate(
     summary = summarize(episodes, [episode.task_id for episode in episodes])
     result = {"temperature": temperature, "with_skills": skills is not None, **summary}
     result["prompt_truncated"] = counts["prompt_truncated"]
+    result["prompt_overflow"] = counts["prompt_overflow"]
     if skills is not None:
         result["skill_coverage"] = sum(episode.given is not None for episode in episodes) / max(1, len(episodes))
         result["given_overflow"] = counts["given_overflow"]

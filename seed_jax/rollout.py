@@ -124,12 +124,13 @@ def play(
     first: number of the first of these tasks among those of all hosts; i counts the episodes of all hosts.
 
     skills: the run's `Skills`, with which `share` of every group's episodes are played; each episode's skill is found
-    once and stays in `given`. An episode whose environment fails for good carries `error` and no further turns.
+    once and stays in `given`. An episode whose environment fails for good carries `error` and no further turns. One
+    whose next prompt is longer than `max_prompt_tokens` even without history ends as it stands.
     analysis: an `Analysis`, asked about each episode as it ends, while others are still played; its answers that are
     not in by the end stay with it.
     on_turn(turn, episodes under way) is called when the first episode comes to a turn.
-    Counts: prompt_truncated, given_overflow, env_errors; and of the sampler and the clock: new_tokens, slot_steps,
-    env_wait_s (in calls of the pool), play_s.
+    Counts: prompt_truncated, prompt_overflow, given_overflow, env_errors; and of the sampler and the clock: new_tokens,
+    slot_steps, env_wait_s (in calls of the pool), play_s.
     """
     counts = Counter() if counts is None else counts
     slots = [task for task in tasks for _ in range(group)]
@@ -141,14 +142,15 @@ def play(
     try:
         answers.begin(list(range(len(slots))), slots)
         while answers.owed or asked:
-            arrived = []
-            for index, observation in answers.poll(wait=not sampler.pending):
+            answered = answers.poll(wait=not sampler.pending)
+            for index, observation in answered:
                 if _arrive(index, episodes[index], observation, current, counts, world.max_steps):
                     current[index] = _seen(current[index], episodes[index], world, tokenizer)
-                    arrived.append(index)
-                elif analysis is not None:
+            arrived = [index for index, _ in answered if index in current]
+            arrived, prompts, ids = _prompts(tokenizer, world, episodes, current, arrived, max_prompt_tokens, counts)
+            for index, _ in answered if analysis is not None else ():
+                if index not in current:
                     analysis.ask(episodes[index])
-            prompts, ids = _prompts(tokenizer, world, episodes, current, arrived, max_prompt_tokens, counts)
             shown = [images_lib.shown([current[index]]) for index in arrived]
             live = [episodes[index] for index in arrived]
             _insert_given(skills, live, prompts, ids, shown, max_prompt_tokens, counts)
@@ -222,8 +224,10 @@ def _seen(observation, episode: Episode, world: World, tokenizer):
     return observation._replace(image=images_lib.fit(observation.image, tokenizer.vision, world.min_pixels))
 
 
-def _prompts(tokenizer, world: World, episodes, current, live, max_tokens: int, counts: Counter):
-    """Prompt texts and ids of the live episodes; a prompt over `max_tokens` loses its oldest turns first."""
+def _prompts(tokenizer, world: World, episodes, current: dict, live, max_tokens: int, counts: Counter):
+    """(those of the live episodes that go on, their prompt texts and ids). A prompt over `max_tokens` loses its oldest
+    turns; where it is too long without any, its episode leaves `current`. Raises ValueError if it is the first one, for
+    which no policy is to blame."""
 
     def render(index: int, window: int) -> str:
         episode, observation = episodes[index], current[index]
@@ -240,7 +244,7 @@ def _prompts(tokenizer, world: World, episodes, current, live, max_tokens: int, 
     for row, index in enumerate(live):
         window = world.history
         counts["prompt_truncated"] += len(ids[row]) > max_tokens
-        while len(ids[row]) > max_tokens:
+        while len(ids[row]) > max_tokens and (window or not episodes[index].turns):
             if window == 0:
                 seen = ""
                 if shown := images_lib.shown([current[index]]):
@@ -253,7 +257,11 @@ def _prompts(tokenizer, world: World, episodes, current, live, max_tokens: int, 
             window -= 1
             texts[row] = render(index, window)
             [ids[row]] = encode([index], [texts[row]])
-    return texts, ids
+    fitting = [row for row, prompt_ids in enumerate(ids) if len(prompt_ids) <= max_tokens]
+    counts["prompt_overflow"] += len(ids) - len(fitting)
+    for index in set(live) - {live[row] for row in fitting}:
+        del current[index]
+    return [live[row] for row in fitting], [texts[row] for row in fitting], [ids[row] for row in fitting]
 
 
 def _insert_given(skills, episodes, prompts, ids: list[list[int]], shown, max_tokens: int, counts: Counter) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from configs import quickstart
 from envs.alfworld.domain import AlfworldDomain
 from envs.alfworld.generate import make_tasks
 from envs.base import EnvError
@@ -150,6 +151,22 @@ def test_oldest_history_goes_first():
     )
     shorter = cut.turns[3].prompt.splitlines()[1]
     assert "look =>" not in shorter and "help" in shorter
+
+
+def test_an_episode_whose_prompt_is_too_long_ends_there_and_the_others_go_on():
+    """The policy asks for the list of commands, which is longer than the quickstart's prompts may be."""
+    asked = []
+    walk = follow(TASKS)
+    episodes, _, counts = rollout(
+        lambda episode, turn: say("help") if (episode, turn) == (1, 1) else walk(episode, turn),
+        max_prompt_tokens=quickstart.get_config().rollout.max_prompt_tokens,
+        analysis=SimpleNamespace(ask=lambda episode: asked.append(episode.index)),
+    )
+    assert [episode.won for episode in episodes] == [True, False, True] and counts["prompt_overflow"] == 1
+    ended = episodes[1]
+    assert [turn.command for turn in ended.turns] == [TASKS[1].source["walkthrough"][0], "help"]
+    assert ended.turns[1].result.startswith("Available commands") and ended.error is None and ended.reward == 0
+    assert sorted(asked) == [0, 1, 2] and asked[0] == 1
 
 
 def test_budget_below_a_bare_prompt_is_an_error_that_names_the_field():

@@ -247,6 +247,7 @@ def anomalies(run: Run) -> str:
         "update/skipped_steps": "optimizer steps skipped, gradient not finite",
         "rollout/env_errors": "episodes lost to environment errors",
         "rollout/prompt_truncated": "prompts that lost their oldest turns",
+        "rollout/prompt_overflow": "episodes that ended because their next prompt was too long",
         "skill/teacher_overflow": "turns whose skill did not fit the teacher's prompt",
         "skill/given_overflow": "turns whose skill did not fit the policy's prompt",
         "skill/elided": "episodes shortened for the analyzer",

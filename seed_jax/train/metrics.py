@@ -31,6 +31,7 @@ def rollout_metrics(episodes: Sequence[Episode], counts: Counter) -> dict:
         "rollout/admissible_rate": summary["admissible_rate"],
         "rollout/response_tokens": float(np.mean(tokens)),
         "rollout/prompt_truncated": counts["prompt_truncated"],
+        "rollout/prompt_overflow": counts["prompt_overflow"],
         "rollout/env_errors": counts["env_errors"],
         **{f"rollout/{name}": measure["mean"] for name, measure in summary.get("measures", {}).items()},
     }

@@ -14,7 +14,7 @@ import numpy as np
 from jax._src import compiler
 
 from launch import common
-from seed_jax.train import finish, loop
+from seed_jax.train import finish, loop, trajectories
 from tests import tiny
 
 _open = common.open_environment
@@ -55,7 +55,7 @@ def prepare_process(configs):
 
 
 def get_config():
-    loop.analyze = finish.analyze = tiny.write_skills
+    loop.analyze = finish.analyze = trajectories.analyze = tiny.write_skills
     common.open_environment = easy_environment
     loop.batch_samples, common.prepare_process = broken_samples, prepare_process
     config = tiny.config(Path(os.environ["TOY_MODEL"]), "seed")
