@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from jax.sharding import Mesh
+
 from configs import quickstart
 from envs.alfworld.domain import FACTORY, AlfworldDomain
 from envs.base import Task
@@ -20,12 +22,15 @@ from seed_jax.sampler.engine import Sampler
 BATCH = 64  # requests decoded together, at most
 
 
-def measure(directory: Path, panels: dict[str, list[Task]]) -> dict:
-    """{panel: success and admissible rate, greedy and at temperature .4} and the parse rate of skills of a model."""
+def measure(directory: Path, panels: dict[str, list[Task]], mesh: Mesh | None = None) -> dict:
+    """{panel: success and admissible rate, greedy and at temperature .4} and the parse rate of skills of a model.
+
+    mesh: the devices that it plays on, default all; the figures do not depend on them
+    """
     tokenizer = tok.load_tokenizer(directory)
     spec, params = hf.load(directory)
     batch = min(BATCH, *map(len, panels.values()))
-    sampler = Sampler(spec, tokenizer.eos_token_id, seed=0, batch=batch, mesh=sharding.make_mesh())
+    sampler = Sampler(spec, tokenizer.eos_token_id, seed=0, batch=batch, mesh=mesh or sharding.make_mesh())
     sampler.load(params)
     config = quickstart.get_config()
     world = World(AlfworldDomain(config.env.prompt), make_pool(FACTORY), config.env.max_steps, config.env.history)
