@@ -13,6 +13,7 @@ import pytest
 from configs.quickstart import ASSETS
 from seed_jax.hindsight.parsing import explain
 from seed_jax.runtime.logging import read_jsonl
+from tests import xla
 from tests.hindsight.test_client import Service, answer
 
 pytestmark = pytest.mark.slow
@@ -32,11 +33,10 @@ def home(tmp_path_factory) -> Path:
 
 
 def launch(home: Path, program: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    variables = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    variables |= {"HOME": str(home), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    settings = {"HOME": str(home), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla.flags(2)}
     return subprocess.run(
         [sys.executable, "-m", f"launch.{program}", "--config=configs/quickstart.py", *SETTINGS, *flags],
-        capture_output=True, text=True, env=variables, cwd=ROOT, timeout=300,
+        capture_output=True, text=True, env=os.environ | settings, cwd=ROOT, timeout=300,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from launch import common, sweep
 from launch.settings import plan
 from seed_jax.hindsight.analyzer import NoSkills
 from seed_jax.train import compiled
-from tests import tiny
+from tests import tiny, xla
 
 pytestmark = pytest.mark.slow
 
@@ -169,8 +169,8 @@ def command(config_file: str, workdir: Path, *flags: str, name: str = "opd_coef"
 
 
 def environment(home: Path) -> dict[str, str]:
-    variables = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return variables | {"HOME": str(home), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    settings = {"HOME": str(home), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla.flags(2)}
+    return os.environ | settings
 
 
 def launch(*arguments, **options) -> subprocess.CompletedProcess[str]:
