@@ -21,6 +21,7 @@ from seed_jax.hindsight.client import ClientError
 from seed_jax.hindsight.library import SkillError
 from seed_jax.hindsight.sources import load_library
 from seed_jax.models import hf
+from seed_jax.rollout import PromptError
 from seed_jax.runtime import multihost
 from seed_jax.runtime.checkpoint import CheckpointError
 from seed_jax.runtime.host import keep_freed_memory, use_every_core
@@ -30,7 +31,9 @@ from seed_jax.train.dumps import NotFinite
 from seed_jax.train.loop import train
 
 # What a config or a user's files can cause: told in one line, without a traceback.
-INPUT_ERRORS = (config_lib.ConfigError, DataError, SkillError, ClientError, WorkdirError, multihost.HostError)
+INPUT_ERRORS = (
+    config_lib.ConfigError, DataError, SkillError, ClientError, WorkdirError, PromptError, multihost.HostError
+)  # fmt: skip
 # What can end a run on its way, likewise in one line; the same command resumes from the last checkpoint.
 RUN_ERRORS = (PanelError, RetrievalDown, NotFinite)
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130

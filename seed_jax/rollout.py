@@ -61,6 +61,10 @@ def prefetch(world: World, tasks: Sequence[Any], group: int) -> None:
     world.pool.prefetch(list(range(len(slots))), slots)
 
 
+class PromptError(ValueError):
+    """The first prompt of a game is longer than the config allows."""
+
+
 class Answers:
     """What the environments have answered. A pool with `begin`, `send` and `poll` is asked without waiting; one that
     runs its games here (`open` and `step` only) answers at once, and its answers are kept until they are polled."""
@@ -226,8 +230,8 @@ def _seen(observation, episode: Episode, world: World, tokenizer):
 
 def _prompts(tokenizer, world: World, episodes, current: dict, live, max_tokens: int, counts: Counter):
     """(those of the live episodes that go on, their prompt texts and ids). A prompt over `max_tokens` loses its oldest
-    turns; where it is too long without any, its episode leaves `current`. Raises ValueError if it is the first one, for
-    which no policy is to blame."""
+    turns; where it is too long without any, its episode leaves `current`. Raises PromptError if it is the first one,
+    for which no policy is to blame."""
 
     def render(index: int, window: int) -> str:
         episode, observation = episodes[index], current[index]
@@ -243,20 +247,20 @@ def _prompts(tokenizer, world: World, episodes, current: dict, live, max_tokens:
     ids = encode(live, texts)
     for row, index in enumerate(live):
         window = world.history
-        counts["prompt_truncated"] += len(ids[row]) > max_tokens
         while len(ids[row]) > max_tokens and (window or not episodes[index].turns):
             if window == 0:
                 seen = ""
                 if shown := images_lib.shown([current[index]]):
                     cells = sum(images_lib.tokens_of(image, tokenizer.vision) for image in shown)
                     seen = f" ({len(ids[row]) - cells} of text + {cells} of its image)"
-                raise ValueError(
+                raise PromptError(
                     f"task {episodes[index].task_id}: the prompt has {len(ids[row])} tokens{seen} even without "
                     f"history; raise rollout.max_prompt_tokens={max_tokens} to {len(ids[row])} or more"
                 )
             window -= 1
             texts[row] = render(index, window)
             [ids[row]] = encode([index], [texts[row]])
+        counts["prompt_truncated"] += window < world.history and len(ids[row]) <= max_tokens
     fitting = [row for row, prompt_ids in enumerate(ids) if len(prompt_ids) <= max_tokens]
     counts["prompt_overflow"] += len(ids) - len(fitting)
     for index in set(live) - {live[row] for row in fitting}:

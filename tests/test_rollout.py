@@ -162,7 +162,8 @@ def test_an_episode_whose_prompt_is_too_long_ends_there_and_the_others_go_on():
         max_prompt_tokens=quickstart.get_config().rollout.max_prompt_tokens,
         analysis=SimpleNamespace(ask=lambda episode: asked.append(episode.index)),
     )
-    assert [episode.won for episode in episodes] == [True, False, True] and counts["prompt_overflow"] == 1
+    assert [episode.won for episode in episodes] == [True, False, True]
+    assert counts["prompt_overflow"] == 1 and counts["prompt_truncated"] == 0
     ended = episodes[1]
     assert [turn.command for turn in ended.turns] == [TASKS[1].source["walkthrough"][0], "help"]
     assert ended.turns[1].result.startswith("Available commands") and ended.error is None and ended.reward == 0

@@ -78,6 +78,12 @@ def test_unknown_field_and_impossible_value(home, tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+def test_prompts_that_may_not_be_long_enough_for_any_game(home, tmp_path):
+    result = launch(home, tmp_path, "--config.rollout.max_prompt_tokens=20")
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert "even without history; raise rollout.max_prompt_tokens=20 to " in result.stderr.splitlines()[-1]
+
+
 def test_workdir_that_cannot_be_written(home, tmp_path):
     (tmp_path / "file").write_text("")
     result = launch(home, tmp_path / "file" / "run")
