@@ -137,7 +137,9 @@ def _hindsight() -> ConfigDict:
     # "task_type" = by the task's family | "keyword" = by words of its goal | "keyword_full_prompt" = by words of the
     # whole prompt, anew every turn (as published baselines do; keywords then also meet in observations) | "all"
     hindsight.retrieval = "task_type"  # which of a library's skills a task gets, once an episode
-    hindsight.control = "none"  # instead of each skill: "none" = itself | "wrong_skill" = another task's | "placebo"
+    # "none" = itself | "wrong_skill" = another task's, of another family if there is one | "placebo" = filler words |
+    # "true_skill" = what the environment knows to be right
+    hindsight.control = "none"  # instead of each skill
     # "episode" | "step" = for the turns that the analyzer picks only | "episode_step" = for these, else the episode's
     hindsight.granularity = "episode"  # what a written skill is for
     hindsight.step_skills = 5  # skills of single turns in an episode, at most
@@ -148,6 +150,9 @@ def _hindsight() -> ConfigDict:
     # "after_task_line" | "user_prefix" = first in the user message | "system" = as system message
     # | "before_template" = before the whole chat
     hindsight.placement = "after_task_line"  # where a skill stands in a prompt
+    # A second attempt plays a task again with the skill just written about a first one; both together are rollout.group
+    hindsight.second_attempts = 0.0  # share of each group's episodes that are second attempts
+    hindsight.train_second = False  # second attempts are trained on too, compared with one another
     hindsight.at_rollout = 0.0  # share of each group's training episodes that are played with a library's skill
     hindsight.teach_readers = False  # the teacher of an episode that was played with a skill reads the prompt without
     hindsight.at_eval = "no"  # "no" | "yes" = the panel is played with a library's skills | "both" = without and with
@@ -211,6 +216,8 @@ def _loss() -> ConfigDict:
     loss.kl_type = "k3"  # "k3" | "k1" | "k2", its estimates (objectives/policy_loss.py) | "full" = exact, as full_*
     # the policy is trained as the analyzer: log-prob of its skills, times the gap that they make on won episodes
     loss.gen_coef = 0.0  # weight of that
+    # "gap" = as above | "second_attempts" = how much more often these win than first ones (hindsight.second_attempts)
+    loss.gen_reward = "gap"  # what a skill is rewarded for
     loss.entropy_coef = 0.001  # weight of the entropy bonus
     return loss
 
@@ -245,9 +252,14 @@ def _distill() -> ConfigDict:
     distill.rows = "with_skill"  # turns
     distill.span = "all"  # tokens: "all" | of the "action" | of the "thought"
     distill.span_weight = 0.0  # a token of the span weighs so many times another one; 0 = the others do not count
+    # "none" = 1 | "second_attempts" = by how much these won more often than first ones, of a group; 0 if they did not
+    distill.value = "none"  # weight of a turn by what its skill is worth
+    # names with a number that its skill tells and that no earlier command has named: where things lie in this room
+    distill.hide_places = False  # tokens that only the skill can know are not distilled
     distill.denominator = "masked"  # mean over the "masked" (distilled) tokens | over "all" response tokens
     # "const" | "linear" = to schedule_end, from iteration start to stop | "window" = only from start to stop |
-    # "handoff" = linear over stop - start iterations, from when the gap has stopped shrinking (not before start)
+    # "handoff" = linear over stop - start iterations, from when the gap has stopped shrinking (not before start) |
+    # "margin" = the teacher's margin when last measured (eval.teacher_games), as a share of its largest; 0 if none
     distill.schedule = "const"  # course of coef and of adv.shape_weight
     distill.schedule_start = 0  # iteration, counted from 1
     distill.schedule_stop = 100  # iteration
@@ -289,6 +301,9 @@ def _eval() -> ConfigDict:
     evaluation.split = "seen"  # held-out games: "seen" rooms | "unseen" rooms
     evaluation.games = 0  # games of the panel, each played once per temperature; 0 = the whole split, or 192 generated
     evaluation.temperatures = (0.0, 0.4)  # 0 = greedy
+    # The teacher as a player: at every evaluation it plays some of the panel's games again, with the skill that was
+    # written about the bare episode and with another task's (teacher/* in metrics).
+    evaluation.teacher_games = 48  # games that the teacher plays too, of every family as many; 0 = it is not measured
     evaluation.seed = 1000  # seed of the sampling, the same at every evaluation
     return evaluation
 

@@ -169,6 +169,11 @@ PRESETS = {
         },
     ),
     "seed": Preset("SEED (arXiv 2607.14777)", "stage1", {**_SELF, **_AS_SEED}),
+    "seed_plus": Preset(
+        "SEED with a reverse KL to the teacher that ends as the teacher's margin does; see docs/results.md",
+        "stage1",
+        {**_SELF, "distill.kind": "score", "distill.gate": "none", "distill.coef": 0.1, "distill.schedule": "margin"},
+    ),
     "seed_no_sft": Preset("ablation of SEED: from the base model", "base", {**_SELF, **_AS_SEED}),
     "seed_no_opd": Preset("ablation of SEED: GRPO from stage 1", "stage1", _ALONE),
     "seed_static_paper": Preset("ablation of SEED as published: SDAR", "base", _SDAR),

@@ -47,7 +47,6 @@ def get_config(variant: str = "seed") -> ConfigDict:
     config.adv.eps = 1.0  # a tenth of the reward
     config.loss.kl_coef = 0.0
     config.loss.entropy_coef = 0.0
-    config.distill.coef = 0.03
     config.optim.lr = 1e-4
     config.optim.weight_decay = 0.0
 
@@ -68,7 +67,7 @@ def get_config(variant: str = "seed") -> ConfigDict:
     config.sft.scored_tokens_per_row = 96
     config.sft.rows_per_micro = 8
     methods.apply(config, method)
-    if config.hindsight.at_rollout:
+    if config.hindsight.at_rollout or config.hindsight.train_second:
         config.pack.row_tokens = 200  # a turn and the skill that the policy read
     if config.loss.gen_coef:
         config.hindsight.max_analysis_tokens = 288

@@ -15,6 +15,7 @@ of the training list or of a panel is used for training here.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import shutil
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from absl import app, flags
@@ -32,12 +34,13 @@ from envs.alfworld.domain import AlfworldDomain
 from envs.alfworld.engine import make
 from envs.alfworld.games import FAMILIES
 from envs.alfworld.generate import as_task, make_game, make_tasks
-from envs.alfworld.planner import Planner, annotate, read_hint
+from envs.alfworld.planner import PROCESS, Hint, Planner, annotate, read_hint, skill_parts
 from envs.alfworld.prompt import offered_commands
 from launch.quickstart_card import measure
 from seed_jax import tokenizer as tok
 from seed_jax.hindsight.prompts import analysis_prompt, insert_skill
 from seed_jax.hindsight.records import skill_answer
+from seed_jax.hindsight.sources import placebo
 from seed_jax.models import hf
 from seed_jax.models.spec import ModelSpec, init_params
 from seed_jax.runtime.host import keep_freed_memory, use_every_core
@@ -51,9 +54,10 @@ BASE_STEPS = flags.DEFINE_integer("base_steps", 1500, "optimizer steps of behavi
 POLISH_STEPS = flags.DEFINE_integer("polish_steps", 700, "further steps with a fresh optimizer")
 WEAKEN_STEPS = flags.DEFINE_integer("weaken_steps", 200, "last steps, on demonstrations with --weak_skip")
 WEAK_SKIP = flags.DEFINE_float("weak_skip", 0.55, "as --skip, in the last stage of the base")
-STAGE1_SKIP = flags.DEFINE_float("stage1_skip", 0.65, "as --skip, in the acting rows of stage 1")
-STAGE1_STEPS = flags.DEFINE_integer("stage1_steps", 600, "optimizer steps of stage 1")
+STAGE1_SKIP = flags.DEFINE_float("stage1_skip", 0.88, "as --skip, in stage 1")
+STAGE1_STEPS = flags.DEFINE_integer("stage1_steps", 1500, "optimizer steps of stage 1")
 GAMES = flags.DEFINE_integer("games", 6000, "games of the behaviour-cloning data (each played twice)")
+STAGE1_GAMES = flags.DEFINE_integer("stage1_games", 3000, "games of the data of stage 1")
 SKIP = flags.DEFINE_float("skip", 0.5, "share of clean/heat/cool demonstrations that forget the step")
 CARD_GAMES = flags.DEFINE_integer("card_games", 192, "games of each panel that card.json is measured on", lower_bound=1)
 SEED = flags.DEFINE_integer("seed", 0, "seed of data and training")
@@ -89,8 +93,8 @@ def model_spec(vocab_size: int) -> ModelSpec:
 def demonstrate(game: dict, rng: random.Random, *, skip: bool, noise: float = 0.0, skill: str | None = None) -> Episode:
     """Plays one game with the rule-based player; every turn's label is the player's choice, executed with
     probability 1 - noise."""
-    known, avoid = read_hint(skill) if skill else (None, frozenset())
-    player = Planner(game, rng, known=known, avoid=avoid, skip_process=skip)
+    hint = read_hint(skill, game) if skill else Hint()
+    player = Planner(game, rng, known=hint.known, avoid=hint.avoid, skip_process=skip and not hint.workflow)
     world = make(game)
     observation, command = world.reset(), None
     episode = Episode(task_id=game["id"], family=game["family"], goal=game["goal"], group=0, index=0)
@@ -132,7 +136,7 @@ def acting_pairs(episodes: list[Episode]) -> list[tuple[str, str]]:
 
 def skill_pair(game: dict, episode: Episode) -> tuple[str, str]:
     """(analysis prompt, JSON) of one episode by the rule-based annotator."""
-    summary, skill = annotate(game, [(turn.command, turn.result) for turn in episode.turns], episode.won)
+    summary, skill = annotate(game, _steps(episode), episode.won)
     return analysis_prompt(episode, STYLE), skill_answer(Skill(summary, skill))
 
 
@@ -146,24 +150,57 @@ def base_data(tokenizer, count: int, skip: float, seed: int) -> list[Sample]:
     return encode_pairs(tokenizer, acting_pairs(episodes))
 
 
-def stage1_data(tokenizer, count: int, skip: float, seed: int) -> tuple[list[Sample], list[Sample], list[Sample]]:
-    """(acting, hint-following, skill-writing) samples; `skip` is the share of forgetful acting episodes."""
+class Stage1Data(NamedTuple):
+    """Samples of stage 1, each kind with the share of the optimizer steps that it gets (SHARES)."""
+
+    acting: list[Sample]  # without a skill
+    following: list[Sample]  # the skill is about this game, and the game is won
+    ignoring: list[Sample]  # the skill says nothing about this game, or only a part
+    writing: list[Sample]  # of a skill about a finished episode
+
+
+SHARES = Stage1Data(0.14, 0.36, 0.36, 0.14)
+
+
+def stage1_data(tokenizer, count: int, skip: float, seed: int) -> Stage1Data:
+    """What a skill says is all that a skill does: a player told the process step never forgets it, one told anything
+    else (a skill of another family, filler words, only where the object is) forgets as often as one told nothing,
+    which is `skip` of the time."""
     rng = random.Random(seed + 1)
-    acting, following, skills = [], [], []
+    acting, following, ignoring, writing = [], [], [], []
+    others: dict[str, str] = {}  # family -> the skill of its last game
+    length = functools.cache(lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
     for game in games(FIRST_STAGE1_GAME, count):
         played = [demonstrate(game, rng, skip=rng.random() < skip, noise=noise) for noise in (0.0, 0.35)]
         played.append(demonstrate(game, rng, skip=False))
         acting += played[:2]
-        skills += [skill_pair(game, episode) for episode in played]
-        for episode in (played[-1], next((e for e in played if not e.won), played[0])):
-            _, skill = annotate(game, [(turn.command, turn.result) for turn in episode.turns], episode.won)
-            again = demonstrate(game, rng, skip=False, skill=skill)
+        writing += [skill_pair(game, episode) for episode in played]
+        skills = [annotate(game, _steps(episode), episode.won)[1] for episode in played]
+        lost = next((i for i, episode in enumerate(played) if not episode.won), 0)
+        for skill in (skills[-1], skills[lost]):
+            again = demonstrate(game, rng, skip=rng.random() < skip, noise=rng.choice((0.0, 0.2)), skill=skill)
             following += [again] if again.won else []
-    return (
-        encode_pairs(tokenizer, acting_pairs(acting)),
-        encode_pairs(tokenizer, acting_pairs(following)),
-        encode_pairs(tokenizer, skills),
-    )
+        told = [text for text in (placebo(skills[0], length), *skill_parts(skills[-1])) if rng.random() < 0.5]
+        told += unrelated(game["family"], others, rng)
+        for skill in filter(None, told):
+            forgets, noise = rng.random() < skip, rng.choice((0.0, 0.35))
+            ignoring.append(demonstrate(game, rng, skip=forgets, noise=noise, skill=skill))
+        others[game["family"]] = skills[rng.randrange(len(skills))]
+    pairs = [*map(acting_pairs, (acting, following, ignoring)), writing]
+    return Stage1Data(*(encode_pairs(tokenizer, kind) for kind in pairs))
+
+
+def unrelated(family: str, others: dict[str, str], rng: random.Random) -> list[str]:
+    """Skills of other families. Those of the other process families come always, since a process step that is not the
+    game's own is what is most easily mistaken for it; sometimes the workflow alone."""
+    near = [text for name, text in others.items() if name != family and {name, family} <= PROCESS.keys()]
+    far = [text for name, text in others.items() if name != family and text not in near]
+    chosen = near + rng.sample(far, min(1, len(far)))
+    return [skill_parts(text)[0] if rng.random() < 0.25 else text for text in chosen]
+
+
+def _steps(episode: Episode) -> list[tuple[str, str]]:
+    return [(turn.command, turn.result) for turn in episode.turns]
 
 
 def reporter(name: str, total: int):
@@ -252,13 +289,13 @@ def main(_) -> None:
     else:
         build_base(tokenizer, spec, optimizer, out / "base")
     _, params = hf.load(out / "base")
-    acting, following, skills = stage1_data(tokenizer, GAMES.value // 3, STAGE1_SKIP.value, seed)
-    print(f"stage 1: {len(acting)} acting, {len(following)} following a skill, {len(skills)} writing one", flush=True)
+    data = stage1_data(tokenizer, STAGE1_GAMES.value, STAGE1_SKIP.value, seed)
+    print("stage 1: " + ", ".join(f"{len(samples)} {kind}" for kind, samples in data._asdict().items()), flush=True)
     state = train_sft(
         init_state(params, optimizer, keep_reference=False),
         spec,
         optimizer,
-        [(acting, 0.45), (following, 0.35), (skills, 0.2)],
+        list(zip(data, SHARES, strict=True)),
         SKILL_SHAPE,
         steps=STAGE1_STEPS.value,
         rows_per_step=ROWS // 2,

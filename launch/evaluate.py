@@ -6,6 +6,9 @@ python -m launch.evaluate --config=configs/alfworld.py --checkpoint=DIR --split=
 behind a chat service is evaluated with --server=http://HOST/v1 --served_model=NAME instead. The config says how games
 are played: environment, prompt, lengths, skills; its training fields do not matter. The table goes to the terminal and
 everything, with the outcome of every episode, to the JSON file --out; --compare=FILE pairs it with an earlier one.
+
+--skills=self|true|wrong|placebo|library measures the teacher: the games are played bare, a skill is found for each
+episode, and the same games are played again with it.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from envs.alfworld import manifest
-from launch import common
+from launch import common, skill_evaluation
 from launch.environment import DataError, open_world, panel_tasks, recorded_games
 from seed_jax import config as config_lib
-from seed_jax import sharding
+from seed_jax import sharding, teacher
 from seed_jax import tokenizer as tok
 from seed_jax.evaluate import evaluate, reference_draws
 from seed_jax.hindsight.client import Client
@@ -61,6 +64,14 @@ _REFERENCE = flags.DEFINE_bool(
 _OUT = flags.DEFINE_string("out", None, "JSON file to write; default: evaluation_SPLIT.json, of a run in its workdir")
 _EPISODES = flags.DEFINE_string("episodes", None, "JSONL file to write every episode to, turn by turn")
 _COMPARE = flags.DEFINE_string("compare", None, "an earlier result to compare with, game by game")
+_SKILLS = flags.DEFINE_enum(
+    "skills", None, teacher.KINDS, "play the same games again with a skill in the prompt: written by the policy about "
+    "its own episode, true, of another task, filler words, of the config's library",
+)  # fmt: skip
+_PART = flags.DEFINE_enum(
+    "skill_part", "all", teacher.PARTS, "of these skills only what to do, or only where things are"
+)
+_JSON = flags.DEFINE_bool("json", False, "print the result as one JSON object instead of the table")
 
 SECTIONS = ("env", "rollout", "eval", "mesh", "model")  # of the config: those that every evaluation reads
 # Fields in which the run and the evaluation should agree.
@@ -89,10 +100,15 @@ def main(_) -> int:
         other = _read_result(_COMPARE.value)
         common.prepare_process([config])
         result = run(config, other)
+        if _JSON.value:
+            print(json.dumps(jsonable(result)))
+            return 0
         print(format_panel(result))
+        if _SKILLS.value:
+            print("\n" + skill_evaluation.format_skills(result))
         if other:
             print("\n" + format_comparison(result["comparison"]["results"], "this", _COMPARE.value))
-    except (*common.INPUT_ERRORS, InputError, ComparisonError) as error:
+    except (*common.INPUT_ERRORS, InputError, ComparisonError, skill_evaluation.SkillsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return common.EXIT_BAD_INPUT
     except common.RUN_ERRORS as error:
@@ -117,12 +133,16 @@ def _check(config) -> None:
         if _SPLIT.value:
             config.eval.split = "seen" if _SPLIT.value == "train" else _SPLIT.value
         config.eval.temperatures = tuple(_temperatures(config))
-        reads_skills = config.hindsight.at_eval != "no"
+        if _SKILLS.value:
+            skill_evaluation.prepare(config, _SKILLS.value)
+        reads_skills = config.hindsight.at_eval != "no" or _SKILLS.value is not None
         if not reads_skills:
             config.hindsight.source = config.hindsight.control = "none"  # no library or service is needed
     config_lib.check(config, (*SECTIONS, "hindsight") if reads_skills else SECTIONS)
     if _SERVER.value and reads_skills:
-        raise InputError("hindsight.at_eval: a served model is evaluated without skills; set it to 'no'")
+        raise InputError("a served model is evaluated without skills; set hindsight.at_eval = 'no', leave out --skills")
+    if _PART.value != "all" and not _SKILLS.value:
+        raise InputError(f"--skill_part={_PART.value} needs --skills, such as --skills=self")
 
 
 def _temperatures(config) -> list[float]:
@@ -152,10 +172,13 @@ def run(config, other: dict[str, Any] | None) -> dict[str, Any]:
         _check_comparable(panel, other)
     skills = Skills(config, policy.tokenizer, {task.family for task in tasks})
     conditions = [(t, read) for read in skills.at_eval for t in config.eval.temperatures]
-    results = []
-    with open_world(config, tasks[:1]) as world, _progress(config, len(conditions)) as on_turn:
+    results, measured = [], []
+    passes = len(conditions) * (2 if _SKILLS.value else 1)
+    with open_world(config, tasks[:1]) as world, _progress(config, passes) as on_turn:
+        if _SKILLS.value:
+            skill_evaluation.check_world(_SKILLS.value, _PART.value, config.env.name, world.domain)
         for temperature, with_skills in conditions:
-            summary, episodes, _ = evaluate(
+            summary, episodes, own = evaluate(
                 policy.sampler,
                 policy.tokenizer,
                 world,
@@ -171,6 +194,9 @@ def run(config, other: dict[str, Any] | None) -> dict[str, Any]:
             results.append({**summary, "outcomes": outcomes(episodes, len(tasks))})
             for episode in episodes if transcript else ():
                 append_jsonl(transcript, {"temperature": temperature, **episode_record(episode)})
+            if _SKILLS.value:
+                player = skill_evaluation.player_of(config, policy, world, skills, float(temperature), on_turn)
+                measured.append(skill_evaluation.measure(_SKILLS.value, _PART.value, player, tasks, own))
         pool = world.pool.stats()
     result = {
         "format": FORMAT,
@@ -184,10 +210,12 @@ def run(config, other: dict[str, Any] | None) -> dict[str, Any]:
         "seconds": time.perf_counter() - start,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+    if measured:  # the first temperature is the headline
+        result |= {**measured[0], "temperatures": measured}
     if other:
         result["comparison"] = {"with": str(_COMPARE.value), "results": compare(result, other)}
     write_whole(out, json.dumps(jsonable(result), indent=1) + "\n")
-    print(f"written: {out}")
+    print(f"written: {out}", file=sys.stderr if _JSON.value else sys.stdout)
     return result
 
 

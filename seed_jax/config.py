@@ -122,6 +122,9 @@ def _single_problems(values: Mapping[str, Any]) -> dict[str, str]:
         require(field, isinstance(values[field], str), "must be a text")
     share = values["hindsight.at_rollout"]
     require("hindsight.at_rollout", _is_number(share) and 0 <= share <= 1, "must be a share, from 0 to 1")
+    share = values["hindsight.second_attempts"]
+    fits = _is_number(share) and 0 <= share < 1
+    require("hindsight.second_attempts", fits, "must be a share, 0 or more and less than 1, so that first ones remain")
     dual_clip = values["loss.dual_clip"]
     require("loss.dual_clip", _is_number(dual_clip) and dual_clip > 1, "must be a number greater than 1")
     mix = values["distill.mix"]

@@ -26,7 +26,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "hindsight.granularity": ("episode", "step", "episode_step"),
     "hindsight.retrieval": ("task_type", "keyword", "keyword_full_prompt", "all"),
-    "hindsight.control": ("none", "wrong_skill", "placebo"),
+    "hindsight.control": ("none", "wrong_skill", "placebo", "true_skill"),
     "hindsight.placement": ("after_task_line", "user_prefix", "before_template", "system"),
     "hindsight.at_eval": ("no", "yes", "both"),
     "rollout.thinking": ("template", "on", "off"),
@@ -56,6 +56,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "topk_fwd",
         "topk_jsd",
     ),
+    "loss.gen_reward": ("gap", "second_attempts"),
     "distill.support": ("tail", "renorm"),
     "distill.gate": (
         "sig_gap",
@@ -73,7 +74,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "distill.rows": ("with_skill", "failed_only", "success_only", "losing_view"),
     "distill.span": ("all", "action", "thought"),
     "distill.denominator": ("masked", "all"),
-    "distill.schedule": ("const", "linear", "window", "handoff"),
+    "distill.value": ("none", "second_attempts"),
+    "distill.schedule": ("const", "linear", "window", "handoff", "margin"),
     "eval.split": ("seen", "unseen"),
     "annotate.writer": ("openai", "policy", "planner"),
     "annotate.leaks": ("keep", "reject"),
@@ -130,6 +132,7 @@ WHOLE_NUMBERS = {  # field -> smallest value that makes sense
     "pack.micros_per_mini": 1,
     "eval.every": 0,
     "eval.games": 0,
+    "eval.teacher_games": 0,
     "eval.seed": 0,
     "checkpoint.every": 1,
     "checkpoint.keep": 1,
@@ -216,6 +219,8 @@ SWITCHES = (
     "rollout.require_think",
     "hindsight.stop_json",
     "hindsight.teach_readers",
+    "hindsight.train_second",
+    "distill.hide_places",
     "log.tensorboard",
 )
 TEXTS = (  # may be empty
@@ -234,4 +239,5 @@ OTHER = (
     "distill.threshold",
     "eval.temperatures",
     "hindsight.at_rollout",
+    "hindsight.second_attempts",
 )

@@ -7,13 +7,14 @@ from collections.abc import Callable
 _LIBRARIES = ("static_library", "skill_bank")
 _OF_GROUPS = ("group_reflection", "peer_success", "peer_feedback")
 _ANEW = "keyword_full_prompt"
+_GROUP_ESTIMATORS = ("grpo", "drgrpo", "rloo", "gigpo", "hgpo")
 
 
 # Fields that exclude each other: (fields, whether their values clash, why and what to do).
 COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
     (
         ("adv.kind", "rollout.group"),
-        lambda kind, group: kind in ("grpo", "drgrpo", "rloo", "gigpo", "hgpo") and group < 2,
+        lambda kind, group: kind in _GROUP_ESTIMATORS and group < 2,
         "a reward is compared inside its group, so a group needs 2 episodes or more",
     ),
     (
@@ -84,9 +85,16 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         "a reply would cost reward before its first token; lower adv.overlong_buffer",
     ),
     (
-        ("hindsight.source", "distill.kind", "adv.shape", "hindsight.at_rollout", "hindsight.at_eval"),
-        lambda source, kind, shape, share, panel: (
-            source != "none" and kind == "none" and shape == "none" and share == 0 and panel == "no"
+        (
+            "hindsight.source",
+            "distill.kind",
+            "adv.shape",
+            "hindsight.at_rollout",
+            "hindsight.at_eval",
+            "hindsight.second_attempts",
+        ),
+        lambda source, kind, shape, share, panel, again: (
+            source != "none" and kind == "none" and shape == "none" and share == again == 0 and panel == "no"
         ),
         "skills would be written and never used; set hindsight.source = 'none', or distill.kind = 'gap_nll'",
     ),
@@ -112,6 +120,57 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         lambda source, seen: source in ("env_feedback", "peer_feedback") and seen == "image",
         "what the game answers is a picture, and a teacher would read it as text; set hindsight.source = "
         "'self_hindsight' or 'peer_success', or env.observation = 'text'",
+    ),
+    (
+        ("hindsight.second_attempts", "hindsight.source"),
+        lambda share, source: share > 0 and source in ("none", *_LIBRARIES),
+        "a second attempt reads the skill that was written about a first one; set the first to 0.0 (a library's skills "
+        "are read with hindsight.at_rollout), or hindsight.source = 'self_hindsight'",
+    ),
+    (
+        ("hindsight.second_attempts", "rollout.group", "adv.kind"),
+        lambda share, group, kind: (
+            share > 0 and group - max(1, round(share * group)) < (2 if kind in _GROUP_ESTIMATORS else 1)
+        ),
+        "too few first attempts remain in a group (a reward is compared with those of 2 or more); lower the share or "
+        "raise rollout.group",
+    ),
+    (
+        ("hindsight.second_attempts", "rollout.group_filter"),
+        lambda share, groups: share > 0 and groups == "dynamic",
+        "second attempts are made of one round of tasks; set the second to 'off' or 'mask'",
+    ),
+    (
+        ("hindsight.second_attempts", "hindsight.at_rollout"),
+        lambda share, reads: share > 0 and reads > 0,
+        "first attempts are played without a skill, to be compared with; set one of them to 0.0",
+    ),
+    (
+        ("hindsight.second_attempts", "hindsight.train_second", "distill.value", "loss.gen_reward"),
+        lambda share, trained, value, reward: share == 0 and (trained or "second_attempts" in (value, reward)),
+        "there are no second attempts; set hindsight.second_attempts = 0.25",
+    ),
+    (
+        ("hindsight.train_second", "hindsight.second_attempts", "rollout.group", "adv.kind"),
+        lambda trained, share, group, kind: (
+            trained and share > 0 and kind in _GROUP_ESTIMATORS and max(1, round(share * group)) < 2
+        ),
+        "second attempts are compared with one another, and each group has one; raise the second or rollout.group",
+    ),
+    (
+        ("distill.hide_places", "distill.span_weight"),
+        lambda hidden, weight: hidden and weight > 0,
+        "the tokens outside the span still count, so nothing would be hidden; set distill.span_weight = 0.0",
+    ),
+    (
+        ("hindsight.control", "hindsight.source"),
+        lambda control, source: control == "true_skill" and source in _LIBRARIES,
+        "a library's skills are not about single tasks; set hindsight.control = 'none' or another source",
+    ),
+    (
+        ("distill.schedule", "eval.teacher_games", "eval.every"),
+        lambda schedule, games, every: schedule == "margin" and (games == 0 or every == 0),
+        "the margin is measured at evaluations; set eval.teacher_games and eval.every above 0",
     ),
     (
         ("loss.gen_coef", "hindsight.source", "distill.kind", "adv.shape"),
@@ -209,8 +268,11 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
             "hindsight.max_skill_tokens",
             "rollout.max_response_tokens",
             "hindsight.at_rollout",
+            "hindsight.train_second",
         ),
-        lambda row, prompt, skill, response, share: share > 0 and prompt + response <= row < prompt + skill + response,
+        lambda row, prompt, skill, response, share, trained: (
+            (share > 0 or trained) and prompt + response <= row < prompt + skill + response
+        ),
         "a row must hold a turn and the skill it was played with; raise the first to the sum of the next three",
     ),
     (

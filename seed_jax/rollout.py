@@ -119,6 +119,7 @@ def play(
     counts: Counter | None = None,
     skills: Any = None,
     share: float = 0.0,
+    episodes: Sequence[Episode] | None = None,
     analysis: Any = None,
     on_turn: Callable[[int, int], None] = lambda step, live: None,
 ) -> list[Episode]:
@@ -130,6 +131,7 @@ def play(
     skills: the run's `Skills`, with which `share` of every group's episodes are played; each episode's skill is found
     once and stays in `given`. An episode whose environment fails for good carries `error` and no further turns. One
     whose next prompt is longer than `max_prompt_tokens` even without history ends as it stands.
+    episodes: what is played, if the caller has made it (numbers, groups, given skills): one episode a task, `group` 1.
     analysis: an `Analysis`, asked about each episode as it ends, while others are still played; its answers that are
     not in by the end stay with it.
     on_turn(turn, episodes under way) is called when the first episode comes to a turn.
@@ -138,7 +140,7 @@ def play(
     """
     counts = Counter() if counts is None else counts
     slots = [task for task in tasks for _ in range(group)]
-    episodes = _unplayed(slots, first, group, skills, share)
+    episodes = _unplayed(slots, first, group, skills, share) if episodes is None else list(episodes)
     world.read_size(getattr(tokenizer, "vision", None))  # raises for a model that cannot see what there is
     start, before = time.perf_counter(), Counter(sampler.stats)
     answers, current, reached = Answers(world.pool), {}, -1
@@ -278,7 +280,8 @@ def _insert_given(skills, episodes, prompts, ids: list[list[int]], shown, max_to
         return
     limit = max_tokens + skills.hindsight.max_skill_tokens
     images = [shown[row] for row in rows] if any(shown) else None
-    encoded = skills.encode([prompts[row] for row in rows], [episodes[row].given for row in rows], images)
+    texts = [episodes[row].given.at(len(episodes[row].turns)) or "" for row in rows]
+    encoded = skills.encode_texts([prompts[row] for row in rows], texts, images)
     for row, longer in zip(rows, encoded, strict=True):
         if len(longer) <= limit:
             ids[row] = longer

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -46,4 +47,24 @@ def span_mask(tokenizer, response_ids: Sequence[int], span: str) -> np.ndarray |
         return None
     mask = np.zeros(len(response_ids), bool)
     mask[tag_span(tokenizer, response_ids, _TAGS[span])] = True
+    return mask
+
+
+_NUMBERED = re.compile(r"\b[a-z]+ \d+\b", re.IGNORECASE)
+
+
+def numbered_names(text: str) -> set[str]:
+    """The names with a number in a text, such as "shelf 2", in lower case."""
+    return {name.lower() for name in _NUMBERED.findall(text)}
+
+
+def name_mask(tokenizer, response_ids: Sequence[int], names: Collection[str]) -> np.ndarray:
+    """True at the tokens that spell one of the numbered names (in lower case), [n]."""
+    mask = np.zeros(len(response_ids), bool)
+    texts = tok.token_texts(tokenizer, response_ids) if names else []
+    ends = np.cumsum([len(text) for text in texts])
+    for match in _NUMBERED.finditer("".join(texts)):
+        if match.group().lower() in names:
+            first, last = np.searchsorted(ends, (match.start(), match.end() - 1), side="right")
+            mask[first : last + 1] = True
     return mask

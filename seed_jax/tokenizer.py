@@ -29,6 +29,7 @@ CHAT_TEMPLATE = (
 
 # What `rollout.thinking` tells the chat template: nothing, or its argument enable_thinking (Qwen3's has one).
 THINKING = {"template": None, "on": True, "off": False}
+_INCOMPLETE = "\ufffd"  # what a decoder writes for a character that is not complete
 
 
 def load_tokenizer(directory: str | Path, thinking: str = "template", vision: VisionSpec | None = None):
@@ -108,6 +109,23 @@ def encode_response(tokenizer, text: str) -> list[int]:
 
 def decode(tokenizer, ids: Sequence[int]) -> str:
     return tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text of those before it; a character made of several tokens stands at its last one.
+
+    Only the last few tokens are decoded again for each: decoding every prefix would be quadratic in the reply.
+    """
+    decode = lambda part: tokenizer.decode(list(part), skip_special_tokens=False)  # noqa: E731
+    texts, start, known = [], 0, 0  # tokens start..known are context, known.. wait for their character to be complete
+    for stop in range(1, len(ids) + 1):
+        before, now = decode(ids[start:known]), decode(ids[start:stop])
+        if now.endswith(_INCOMPLETE) and stop < len(ids):
+            texts.append("")
+            continue
+        texts.append(now[len(before) :])
+        start, known = known, stop
+    return texts
 
 
 def build_phrase_tokenizer(phrases: Iterable[str], names: Iterable[str], words: Iterable[str], max_number: int):

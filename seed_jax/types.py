@@ -91,7 +91,9 @@ class Episode:
     """One played task. `group` numbers the task inside its batch; episodes of a group share the task.
 
     skill: what the teacher reads; skill_error: why there is none; given: what the policy read itself while it played;
-    written: the policy's own analysis; peer: an episode of the group with which it is compared there
+    written: the policy's own analysis; peer: an episode of the group with which it is compared there; attempt_of: of a
+    second attempt, the `index` of the episode whose skill it was given; value: by how much second attempts won more
+    often than first ones, see train/second.py
     """
 
     task_id: str
@@ -109,3 +111,5 @@ class Episode:
     given: Skill | None = None
     written: Written | None = None
     peer: Episode | None = None
+    attempt_of: int | None = None
+    value: float = 0.0

@@ -101,7 +101,7 @@ def test_factors_of_the_comparison(method, source, placement, teacher, advantage
 def test_where_the_ablations_start():
     starts = {name: preset.init for name, preset in methods.PRESETS.items()}
     assert {name for name, init in starts.items() if init == "stage1"} == {
-        "seed", "seed_no_opd", "seed_static_clean", "seed_step", "seed_episode_step", "seed_current",
+        "seed", "seed_plus", "seed_no_opd", "seed_static_clean", "seed_step", "seed_episode_step", "seed_current",
     }  # fmt: skip
     assert starts["seed_no_sft"] == starts["seed_static_paper"] == "base"
 
@@ -143,7 +143,7 @@ def test_the_published_settings_are_the_defaults():
 
 
 def test_a_preset_keeps_what_it_does_not_name():
-    assert quickstart.get_config("seed").distill.coef == 0.03
+    assert quickstart.get_config("seed").hindsight.max_skill_tokens == 40
     assert quickstart.get_config("grpo").adv.stat == "episodes"
 
 

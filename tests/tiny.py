@@ -169,6 +169,7 @@ def config(model_dir: Path, method: str = "seed"):
     config.mesh.fsdp = -1
     config.eval.games = 6
     config.eval.every = 0
+    config.eval.teacher_games = 0
     config.checkpoint.every = 1
     config.log.diagnostics_episodes = 6
     config.log.trajectories_panel = 2

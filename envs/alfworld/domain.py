@@ -9,7 +9,7 @@ from typing import Any
 from envs.alfworld import actions, prompt
 from envs.alfworld.engine import make
 from envs.alfworld.games import load_json
-from envs.alfworld.planner import PROCESS, annotate, kind
+from envs.alfworld.planner import PROCESS, annotate, kind, skill_parts
 from envs.base import Task
 
 FACTORY = "envs.alfworld.engine:make"
@@ -51,6 +51,10 @@ class AlfworldDomain:
         game.reset()
         steps = [(command, game.step(command).text) for command in game.walkthrough]
         return self.write_skill(task, steps, won=True)[1]
+
+    def skill_parts(self, skill: str) -> tuple[str, str]:
+        """(workflow, places): what a skill says of any room, and of this one alone; see planner.skill_parts."""
+        return skill_parts(skill)
 
     def write_skill(self, task: Task, steps: list[tuple[str, str]], won: bool) -> tuple[str, str]:
         """(summary, skill) of a finished episode by rules that know what the task wants; steps: (command, result).

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 PROCESS = {
     "pick_clean_then_place_in_recep": ("clean", "sinkbasin"),
@@ -183,31 +184,26 @@ def annotate(game: dict, steps: list[tuple[str, str]], won: bool) -> tuple[str, 
         ),
         None,
     )
-    lamp = next((c for c, _ in steps if c.startswith("use desklamp")), None)
-    summary = "success" if won else "failure"
-    if not seen:
-        visited = list(
-            dict.fromkeys(c[len("go to ") :] for c, o in steps if c.startswith("go to ") and "arrive" in o.lower())
-        )
-        places = [v for v in visited if kind(v) != target][:3]
-        if not places:
-            return summary, f"search for {wanted} first ."
-        return summary, f"avoid {' , '.join(places)} . look for {wanted} elsewhere ."
-    where = f"{wanted} is at {seen} ."
-    if not won and not taken:
-        return summary, f"{where} do not forget to take it ."
-    if not won and verb and not used:
-        return summary, f"{where} take it , do not forget to {verb} it with {appliance} 1 ."
-    if not won and family == TWO:
-        return summary, f"{where} do not forget the second {wanted} ."
+    remind = "" if won else "do not forget to "
+    if seen:
+        where = f"{wanted} is at {seen} ."
+    else:
+        been = [c[len("go to ") :] for c, o in steps if c.startswith("go to ") and "arrive" in o.lower()]
+        places = [place for place in dict.fromkeys(been) if kind(place) != target][:3]
+        where = f"search for {wanted} first ."
+        if places:
+            where = f"avoid {' , '.join(places)} . look for {wanted} elsewhere ."
+    take = "take it ," if won or taken or not seen else "do not forget to take it ,"
     if family == LIGHT:
-        return (
-            summary,
-            f"{where} take it , then use desklamp ." if lamp else f"{where} take it , do not forget to use desklamp .",
-        )
-    process = f"{verb} it with {used or appliance + ' 1'} , " if verb else ""
-    again = f" repeat with the second {wanted} ." if family == TWO else ""
-    return summary, f"{where} take it , {process}then move it to {target} 1 .{again}"
+        lit = any(c.startswith("use desklamp") for c, _ in steps)
+        workflow = f"{take} then use desklamp ." if won or lit else f"{take} do not forget to use desklamp ."
+    else:
+        process = f"{remind if taken and not used else ''}{verb} it with {used or appliance + ' 1'} , " if verb else ""
+        workflow = f"{take} {process}then move it to {target} 1 ."
+    if family == TWO:
+        again = "repeat with" if won or not taken else "do not forget"
+        workflow += f" {again} the second {wanted} ."
+    return "success" if won else "failure", f"{where} {workflow}"
 
 
 def _where_seen(steps, wanted: str, target: str) -> str | None:
@@ -223,8 +219,41 @@ def _where_seen(steps, wanted: str, target: str) -> str | None:
     return None
 
 
-def read_hint(skill: str) -> tuple[str | None, frozenset[str]]:
-    """What a skill written by `annotate` tells a player: (receptacle of the object, receptacles to avoid)."""
-    known = re.search(r"is at (\w+ \d+)", skill)
-    avoid = re.match(r"avoid (.*?) \.", skill)
-    return (known.group(1) if known else None), frozenset(avoid.group(1).split(" , ")) if avoid else frozenset()
+class Hint(NamedTuple):
+    """What a skill tells a player of one game.
+
+    known: the receptacle that holds the object; avoid: those that do not; workflow: whether the skill names what this
+    game's family is about, the clean / heat / cool step, the lamp or the second object.
+    """
+
+    known: str | None = None
+    avoid: frozenset[str] = frozenset()
+    workflow: bool = False
+
+
+def read_hint(skill: str, game: dict) -> Hint:
+    """What a skill in the words of `annotate` tells a player of `game`. Places count only if they are said of the
+    game's own object, a workflow only if it is that of its family: of a skill about something else nothing is left."""
+    wanted = game["object"]
+    known = re.search(rf"\b{wanted} is at (\w+ \d+)", skill)
+    avoid = re.search(rf"\bavoid (.*?) \. look for {wanted} elsewhere", skill)
+    named = {TWO: rf"second {wanted}\b", LIGHT: "use desklamp"}.get(game["family"])
+    if game["family"] in PROCESS:
+        verb, appliance = PROCESS[game["family"]]
+        named = rf"\b{verb} it with {appliance}\b"
+    return Hint(
+        known.group(1) if known else None,
+        frozenset(avoid.group(1).split(" , ")) if avoid else frozenset(),
+        bool(named and re.search(named, skill)),
+    )
+
+
+def skill_parts(skill: str) -> tuple[str, str]:
+    """(workflow, places): the sentences of a skill about what to do, which hold in any room, and those about where
+    things are in this one, which nobody can learn. Either may be empty."""
+    sentences = [sentence.strip() for sentence in re.split(r"(?<=\s\.)\s+", skill.strip()) if sentence.strip()]
+    parts: dict[bool, list[str]] = {False: [], True: []}
+    for sentence in sentences:
+        about_places = re.search(r"\bis at \w+ \d+|^avoid \w|^look for .* elsewhere", sentence)
+        parts[about_places is not None].append(sentence)
+    return " ".join(parts[False]), " ".join(parts[True])

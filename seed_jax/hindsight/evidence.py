@@ -12,6 +12,7 @@ from seed_jax.types import Episode, Skill
 SOURCES = ("peer_success", "env_feedback", "peer_feedback", "ground_truth")
 
 Solve = Callable[[str], Sequence[str]]  # id of a task -> the commands that solve it
+Truth = Callable[[str], str]  # id of a task -> the skill that would solve it
 
 
 def solver(domain: Any, tasks: Iterable[Any]) -> Solve | None:
@@ -20,6 +21,14 @@ def solver(domain: Any, tasks: Iterable[Any]) -> Solve | None:
         return None
     by_id = {task.id: task for task in tasks}
     return lambda task_id: domain.solution(by_id[task_id])
+
+
+def truth(domain: Any, tasks: Iterable[Any]) -> Truth | None:
+    """How to look up the true skill of one of these tasks; None if the environment knows none."""
+    if not hasattr(domain, "true_skill"):
+        return None
+    by_id = {task.id: task for task in tasks}
+    return lambda task_id: domain.true_skill(by_id[task_id])
 
 
 def give_evidence(source: str, episodes: Sequence[Episode], style: str, solve: Solve | None = None) -> None:

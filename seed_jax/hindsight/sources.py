@@ -5,9 +5,9 @@ analyzer.py), `external_hindsight` (another model writes), those of evidence.py 
 `skill_bank` (written beforehand). All but the last two belong to a finished episode, so only those of a library can be
 read while an episode is played (`hindsight.at_rollout`, `hindsight.at_eval`).
 
-Controls replace each skill and leave all else alone: `wrong_skill` by that of another task (of the same host),
-`placebo` by a text of equal length that says nothing. A method that gains as much from them does not learn from the
-skills' content.
+Controls replace each skill and leave all else alone: `wrong_skill` by that of another task (of the same host, and of
+another family where there is one), `placebo` by a text of equal length that says nothing. A method that gains as much
+from them does not learn from the skills' content. `true_skill`: what the environment knows to be right, an upper bound.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from seed_jax.hindsight.analyzer import analyze_elsewhere
 from seed_jax.hindsight.bank import load_bank
 from seed_jax.hindsight.client import Client
 from seed_jax.hindsight.evidence import SOURCES as EVIDENCE
-from seed_jax.hindsight.evidence import Solve, give_evidence
+from seed_jax.hindsight.evidence import Solve, Truth, give_evidence
 from seed_jax.hindsight.library import Library, SkillError, load_folder
 from seed_jax.hindsight.prompts import Images, encode_with_skills, skill_block
 from seed_jax.images import shown
@@ -44,14 +44,27 @@ class Skills:
 
     families: task families that will be asked for (checked against the library).
     solve: id of a task -> the commands that solve it, None where the environment does not tell (evidence.solver).
+    truth: id of a task -> its true skill, likewise (evidence.truth).
     """
 
-    def __init__(self, config, tokenizer, families: Iterable[str] = (), solve: Solve | None = None):
+    def __init__(
+        self,
+        config,
+        tokenizer,
+        families: Iterable[str] = (),
+        solve: Solve | None = None,
+        truth: Truth | None = None,
+    ):
         self.hindsight, self.style, self.tokenizer = config.hindsight, config.env.prompt, tokenizer
         self.source, self.control = config.hindsight.source, config.hindsight.control
         self.library = load_library(config.hindsight)
         self.per_turn = self.library is not None and config.hindsight.retrieval == "keyword_full_prompt"
-        self.client, self.solve = None, solve
+        self.client, self.solve, self.truth = None, solve, truth
+        if self.control == "true_skill" and truth is None:
+            raise SkillError(
+                f"hindsight.control = 'true_skill': the environment {config.env.name!r} does not tell what would solve "
+                "a task; choose another control"
+            )
         if self.source == "ground_truth" and solve is None:
             raise SkillError(
                 f"hindsight.source = 'ground_truth': the environment {config.env.name!r} does not tell solutions; "
@@ -125,11 +138,16 @@ class Skills:
             swap_skills(episodes)
         elif self.control == "placebo":
             for episode in episodes:
-                if skill := episode.skill:
-                    text = skill.text and self._placebo(skill.text)
-                    steps = tuple((turn, self._placebo(step)) for turn, step in skill.steps)
-                    episode.skill = skill._replace(text=text, steps=steps)
+                episode.skill = episode.skill and self.placebo_of(episode.skill)
+        elif self.control == "true_skill":
+            for episode in episodes:
+                episode.skill = episode.skill and Skill("", self.truth(episode.task_id))
         return counts
+
+    def placebo_of(self, skill: Skill) -> Skill:
+        """Filler words in the place of each of its texts, as long as these."""
+        text = skill.text and self._placebo(skill.text)
+        return skill._replace(text=text, steps=tuple((turn, self._placebo(step)) for turn, step in skill.steps))
 
     def encode(
         self, prompts: Sequence[str], skills: Sequence[Skill], images: Sequence[Images] | None = None
@@ -243,13 +261,15 @@ def reads_skill(place: int, share: float) -> bool:
 
 
 def swap_skills(episodes: Sequence[Episode]) -> None:
-    """Each skill becomes that of the next episode (in order, from the start behind the last) with another goal."""
+    """Each skill becomes that of the next episode (in order, from the start behind the last) of another task family,
+    or where all are of one, with another goal."""
     written = [episode.skill for episode in episodes]
     for place, episode in enumerate(episodes):
         if written[place] is None:
             continue
-        later = (i % len(episodes) for i in range(place + 1, place + len(episodes)))
-        other = next((i for i in later if written[i] and episodes[i].goal != episode.goal), None)
+        later = [i % len(episodes) for i in range(place + 1, place + len(episodes))]
+        others = [i for i in later if written[i] and episodes[i].goal != episode.goal]
+        other = next((i for i in others if episodes[i].family != episode.family), others[0] if others else None)
         episode.skill = None if other is None else written[other]
         episode.skill_error = "no_other_task" if other is None else ""
 

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-SCHEDULES = ("const", "linear", "window", "handoff")
+SCHEDULES = ("const", "linear", "window", "handoff", "margin")
 
 _SMOOTHING = 0.9  # of the gap's moving average
 _PROGRESS = 0.99  # the average has shrunk if it is below this share of its best
 
 
 def strength(
-    kind: str, update: int, *, start: int, stop: int, end: float = 0.0, handoff: Mapping[str, float] | None = None
+    kind: str,
+    update: int,
+    *,
+    start: int,
+    stop: int,
+    end: float = 0.0,
+    handoff: Mapping[str, float] | None = None,
+    margin: Mapping[str, float] | None = None,
 ) -> float:
     """The teacher's strength in update u.
 
@@ -24,6 +31,8 @@ def strength(
     - window: 1 in updates start..stop (both included), else 0 (ADRS, arXiv 2608.03223, uses 21..70)
     - handoff: 1 until the gap no longer shrinks, then a straight line to `end` over stop - start updates: see
         `watch_gap`, whose state is `handoff`
+    - margin: the teacher's last margin over the student, as a share of its largest so far, 0 where it is not ahead: see
+        `watch_margin`, whose state is `margin`; 1 until it is measured
 
     Raises:
         ValueError: unknown schedule.
@@ -37,6 +46,8 @@ def strength(
     if kind == "handoff":
         since = (handoff or {}).get("since", 0)
         return 1.0 + (end - 1.0) * _progress(update, since, since + stop - start) if since else 1.0
+    if kind == "margin":
+        return 1.0 if not margin else max(0.0, margin["last"]) / margin["best"] if margin["best"] > 0 else 0.0
     raise ValueError(f"schedule is {kind!r}; choose one of {', '.join(SCHEDULES)}")
 
 
@@ -60,3 +71,9 @@ def watch_gap(state: Mapping[str, float], gap: float, update: int, *, start: int
     stale = int(state["stale"]) + 1
     due = stale >= patience and update >= start
     return {"average": average, "best": state["best"], "stale": stale, "since": update if due else 0}
+
+
+def watch_margin(state: Mapping[str, float], margin: float) -> dict[str, float]:
+    """The margin schedule's memory after one more measurement: by how much the policy with a skill in its prompt won
+    more often than without, on the same games. A teacher that the student has overtaken would only hold it back."""
+    return {"last": margin, "best": max(margin, state.get("best", margin))}

@@ -24,6 +24,7 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 OUTCOMES_FILE = "outcomes.jsonl"
 TRAJECTORIES_FILE = "trajectories.jsonl"
 PANEL_TRAJECTORIES_FILE = "trajectories_panel.jsonl"
+TEACHER_FILE = "teacher.jsonl"  # the policy with a skill in its prompt against itself without
 SUMMARY_FILE = "summary.json"
 GAMES_FILE = "games.json"
 # Everything a trainer writes; --overwrite removes these and nothing else.
@@ -34,6 +35,7 @@ OWN_FILES = (
     OUTCOMES_FILE,
     TRAJECTORIES_FILE,
     PANEL_TRAJECTORIES_FILE,
+    TEACHER_FILE,
     SUMMARY_FILE,
     GAMES_FILE,
     "checkpoints",

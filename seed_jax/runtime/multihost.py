@@ -220,7 +220,7 @@ def gather_episodes(episodes: Sequence[Episode]) -> Sequence[Episode]:
     return [_episode(outline) for outline in sorted(outlines, key=lambda outline: outline["index"])]
 
 
-_OUTLINED = ("task_id", "family", "group", "index", "reward", "won", "measures", "error", "skill_error")
+_OUTLINED = ("task_id", "family", "group", "index", "reward", "won", "measures", "error", "skill_error", "attempt_of")
 
 
 def _outline(episode: Episode) -> dict[str, Any]:

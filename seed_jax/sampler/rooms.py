@@ -33,8 +33,9 @@ class Room(NamedTuple):
 def rooms_of(config) -> list[Room]:
     """The rooms of a run: for acting, and for the analysis of episodes if the policy does it itself."""
     rollout, hindsight = config.rollout, config.hindsight
-    given = hindsight.max_skill_tokens if hindsight.at_rollout or hindsight.at_eval != "no" else 0
-    prompt = rollout.max_prompt_tokens + given
+    reads = hindsight.at_rollout or hindsight.at_eval != "no" or hindsight.second_attempts
+    reads = reads or (config.eval.teacher_games and hindsight.source != "none")
+    prompt = rollout.max_prompt_tokens + (hindsight.max_skill_tokens if reads else 0)
     rooms = [make_room("acting", rollout.batch, prompt, rollout.max_response_tokens, rollout.prompt_bucket)]
     if hindsight.source == "self_hindsight":
         slots, prompt, reply = rollout.analysis_batch, hindsight.max_analysis_tokens, hindsight.max_skill_tokens

@@ -188,5 +188,8 @@ def _skills(flat: Mapping[str, Any]) -> str:
     """What the prompts of the run say of skills at inference."""
     share, at_eval = flat["hindsight.at_rollout"], flat["hindsight.at_eval"]
     if share == 0 and at_eval == "no":
-        return "No skill is read at inference: neither a library nor an analyzer is needed."
+        text = "No skill is read at inference: neither a library nor an analyzer is needed."
+        if again := flat["hindsight.second_attempts"]:
+            text += f" In training {again:.0%} of the episodes were second attempts, with a skill in the prompt."
+        return text
     return f"Skills stood in prompts of this run: `hindsight.at_rollout` = {share:g}, `hindsight.at_eval` = {at_eval}."

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from seed_jax.objectives.advantages import BY_STEP
-from seed_jax.spans import span_mask
+from seed_jax.spans import name_mask, numbered_names, span_mask
 from seed_jax.types import Episode, Turn
 
 
@@ -24,10 +24,17 @@ def turn_credit(config, tokenizer, episodes: Sequence[Episode]) -> dict[tuple[in
             found = histories(episodes, found, config.env.history + 1)
         for key, anchor in found.items():
             fields[key]["anchor"] = anchor
-    if config.distill.span != "all":
+    if config.distill.span != "all" or config.distill.hide_places:
         for e, episode in enumerate(episodes):
+            been: set[str] = set()  # numbered names in the commands so far
             for t, turn in enumerate(episode.turns):
-                fields[e, t]["span"] = span_mask(tokenizer, turn.response_ids, config.distill.span)
+                span = span_mask(tokenizer, turn.response_ids, config.distill.span)
+                if config.distill.hide_places and episode.skill:
+                    secret = numbered_names(episode.skill.at(t) or "") - been
+                    known = ~name_mask(tokenizer, turn.response_ids, secret)
+                    span = known if span is None else span & known
+                    been |= numbered_names(turn.command or "")
+                fields[e, t]["span"] = span
     return fields
 
 

@@ -42,7 +42,9 @@ class Choices(NamedTuple):
     denominator: str
     support: str
     top_k: int
+    skill_value: bool  # distillation is weighted by what second attempts measured
     generation: str
+    generation_measured: bool
 
     @property
     def needs_teacher(self) -> bool:
@@ -102,7 +104,9 @@ def choices(config) -> Choices:
         denominator=distillation.denominator,
         support=distillation.support,
         top_k=distillation.top_k,
+        skill_value=distillation.value == "second_attempts",
         generation=_generation(config),
+        generation_measured=loss.gen_reward == "second_attempts",
     )
 
 
@@ -114,13 +118,17 @@ def _generation(config) -> str:
 
 
 def numbers(
-    config, update: int = 1, handoff: Mapping[str, float] | None = None, skipped: float = 0.0
+    config,
+    update: int = 1,
+    handoff: Mapping[str, float] | None = None,
+    skipped: float = 0.0,
+    margin: Mapping[str, float] | None = None,
 ) -> dict[str, jax.Array]:
-    """The run-time numbers of update `update` (counted from 1), float32 scalars. `handoff`: see schedules.watch_gap;
-    skipped: optimizer steps without a finite gradient, in a row, right before."""
+    """The run-time numbers of update `update` (counted from 1), float32 scalars. handoff: see schedules.watch_gap;
+    margin: see schedules.watch_margin; skipped: optimizer steps without a finite gradient, in a row, right before."""
     loss, optim, adv, teach = config.loss, config.optim, config.adv, config.distill
     span = dict(start=teach.schedule_start, stop=teach.schedule_stop, end=teach.schedule_end)
-    strength = schedules.strength(teach.schedule, update, **span, handoff=handoff)
+    strength = schedules.strength(teach.schedule, update, **span, handoff=handoff, margin=margin)
     norms_every = config.log.grad_norms_every
     values = {
         "lr": optim.lr,

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import jax
 
-from seed_jax import evaluate
+from seed_jax import evaluate, teacher
 from seed_jax.hindsight.analyzer import Analysis, analyze, require_skills
+from seed_jax.objectives.schedules import watch_margin
 from seed_jax.rollout import play, prefetch
 from seed_jax.runtime import alive, multihost, usage
 from seed_jax.runtime.checkpoint import Checkpointer
@@ -22,6 +23,7 @@ from seed_jax.runtime.logging import (
     EVALUATIONS_FILE,
     OUTCOMES_FILE,
     PANEL_TRAJECTORIES_FILE,
+    TEACHER_FILE,
     TRAJECTORIES_FILE,
     WorkdirError,
     append_jsonl,
@@ -29,7 +31,7 @@ from seed_jax.runtime.logging import (
 )
 from seed_jax.runtime.signals import Interrupted, stop_on_signals
 from seed_jax.tasks import schedule
-from seed_jax.train import dumps, trajectories
+from seed_jax.train import dumps, second, trajectories
 from seed_jax.train.finish import finish
 from seed_jax.train.groups import gather, round_number
 from seed_jax.train.metrics import (
@@ -72,7 +74,7 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
         metrics = memory.pop("unfinished", None)  # of an iteration that was stopped after its update
         try:
             if not run.evaluations():
-                _evaluate(run, state, 0)
+                _evaluate(run, state, 0, memory)
             while metrics is not None or done < config.iterations:
                 if metrics is None:
                     with usage.profiled(workdir / "profile", done + 1 == config.log.profile_iteration):
@@ -80,7 +82,7 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
                     done += 1
                 last = done == config.iterations
                 if last or (config.eval.every and done % config.eval.every == 0):
-                    metrics |= eval_metrics(_evaluate(run, state, done))
+                    metrics |= _evaluate(run, state, done, memory)
                 metrics |= run.timer.collect() | memory_metrics(run.timer.memory_by_phase)
                 compiled, again = run.compilations.collect()
                 run.metrics.write(done, metrics | compiled)
@@ -93,7 +95,7 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
                     raise dumps.NotFinite(dumps.stuck_text(config, memory, workdir))
                 run.stop_if_asked()
             if run.evaluations()[-1]["iteration"] < done:  # fewer iterations are asked for now
-                _evaluate(run, state, done)
+                _evaluate(run, state, done, memory)
         except Interrupted:
             checkpoints.save(done, as_tree(state), {"memory": memory | ({"unfinished": metrics} if metrics else {})})
             run.progress.message(f"stopped after iteration {done}; saved. The same command resumes.")
@@ -105,9 +107,10 @@ def train(config, setup: Setup, workdir: Path, *, resuming: bool = False) -> dic
 
 def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tuple[TrainState, dict]:
     config, counts = run.config, Counter()
+    generated = run.sampler.stats["new_tokens"]  # so far: evaluations do not count
     mine = multihost.share(config.rollout.tasks)
     analysis = None  # with the dynamic filter only episodes that are kept are analyzed, when all are played
-    if run.distills and run.skills.source == "self_hindsight" and config.rollout.group_filter != "dynamic":
+    if run.uses_skills and run.skills.source == "self_hindsight" and config.rollout.group_filter != "dynamic":
         analysis = Analysis(run.sampler, run.tokenizer, config.hindsight, config.env.prompt, iteration)
 
     def play_round(number: int) -> list[Episode]:
@@ -117,7 +120,7 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
                 run.tokenizer,
                 run.setup.world,
                 schedule(run.setup.train_tasks, config.seed, number, config.rollout.tasks)[mine],
-                group=config.rollout.group,
+                group=run.attempts[0],
                 first=mine.start,
                 stream=number,
                 counts=counts,
@@ -135,23 +138,30 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     if iteration + 1 < config.iterations:  # while the weights are updated, workers build the next games
         following = round_number(iteration + 1, config.rollout)
         tasks = schedule(run.setup.train_tasks, config.seed, following, config.rollout.tasks)
-        prefetch(run.setup.world, tasks[mine], config.rollout.group)
-    read = run.skills.to_analyze(episodes) if run.distills else []
-    if run.distills:
+        prefetch(run.setup.world, tasks[mine], run.attempts[0])
+    read = run.skills.to_analyze(episodes) if run.uses_skills else []
+    if run.uses_skills:
         with run.timer("analysis"):
             if read:
                 style = config.env.prompt
                 counts += analyze(run.sampler, run.tokenizer, read, config.hindsight, style, iteration, analysis)
             counts += run.skills.assign(episodes, read)
+    seconds: list[Episode] = []
+    if run.attempts[1]:
+        with run.timer("second_attempts"), multihost.together():
+            tasks = schedule(run.setup.train_tasks, config.seed, iteration, config.rollout.tasks)
+            seconds = second.play_seconds(run, episodes, tasks, iteration, counts)
     with run.timer("pack"):
-        samples = batch_samples(run, episodes, iteration, counts, read)
+        samples = batch_samples(run, episodes, iteration, counts, read, seconds)
         rows = config.pack.rows_per_micro, config.pack.micros_per_mini
         local = pack(samples, run.shape, math.prod(rows) // jax.process_count(), run.distills)
         batch = multihost.join_rows(local, run.mesh, *rows)
         counts.update(row_use(local, run.spec.vision))
+        counts["generated_tokens"] = run.sampler.stats["new_tokens"] - generated
         counts = multihost.sum_counters(counts)
-    own, (played, episodes) = episodes, map(multihost.gather_episodes, (played, episodes))
-    records = _records(own, episodes[: config.log.episodes_per_iteration])
+    own = [*episodes, *seconds]
+    played, episodes, seconds = map(multihost.gather_episodes, (played, episodes, seconds))
+    records = _records(own, [*episodes, *seconds][: config.log.episodes_per_iteration])
     run.stop_if_asked()  # the last moment to stop before memory and weights change
     if run.distills and episodes:
         require_skills(counts, memory, config.hindsight.min_coverage_iterations)
@@ -159,7 +169,8 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
     with run.timer("trajectories"):  # under the weights that the update starts from
         trajectories.record_rollout(run, state, iteration, own)
     with run.timer("update"):
-        numbers = hyper(config, iteration + 1, memory.get("handoff"), memory.get("skipped", 0.0))
+        known = {name: memory.get(name) for name in ("handoff", "margin")}
+        numbers = hyper(config, iteration + 1, skipped=memory.get("skipped", 0.0), **known)
         state, metrics = run.update(state, batch, numbers)
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
     metrics |= update_metrics(run, counts, run.timer.seconds("update"))
@@ -172,8 +183,8 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
         run.load_sampler(state)
     for record in records:
         run.episodes.write(iteration + 1, record)
-    skill_metrics = run.skills.metrics(episodes, counts, run.distills)
-    return state, {**rollout_metrics(played, counts), **skill_metrics, **metrics}
+    metrics |= run.skills.metrics(episodes, counts, run.distills) | second.metrics(episodes, seconds, counts)
+    return state, {**rollout_metrics(played, counts), **metrics}
 
 
 def _records(own: Sequence[Episode], chosen: Sequence[Episode]) -> list[dict]:
@@ -184,8 +195,9 @@ def _records(own: Sequence[Episode], chosen: Sequence[Episode]) -> list[dict]:
     return sorted(everyone, key=lambda record: record["index"])
 
 
-def _evaluate(run: Run, state: TrainState, iteration: int) -> list[dict]:
-    """The panel at every temperature; appended to evaluations.jsonl, each game's outcome to outcomes.jsonl."""
+def _evaluate(run: Run, state: TrainState, iteration: int, memory: dict) -> dict:
+    """The panel at every temperature; appended to evaluations.jsonl, each game's outcome to outcomes.jsonl. Then some
+    of its games by the teacher. Returns the metrics."""
     with run.timer("eval"):
         played = evaluate.evaluate_all(run)
     run.turns.close()
@@ -197,7 +209,17 @@ def _evaluate(run: Run, state: TrainState, iteration: int) -> list[dict]:
         trajectories.record_panel(run, state, iteration, played[0].own)
     shown = ", ".join(f"{r['success_rate']:.3f} +- {r['standard_error']:.3f} ({conditions(r)})" for r in results)
     run.progress.message(f"held-out success after iteration {iteration}: {shown}, {results[0]['games']} games")
-    return results
+    metrics = eval_metrics(results)
+    if teacher.measures(run):
+        with run.timer("teacher"):
+            measured = teacher.measure(run, played[0].own, results[0]["temperature"])
+        run.turns.close()
+        memory["margin"] = watch_margin(memory.get("margin") or {}, measured["self"]["margin"]["success_rate"])
+        if run.leads:
+            append_jsonl(run.workdir / TEACHER_FILE, {"iteration": iteration, **measured})
+        run.progress.message(teacher.told(measured))
+        metrics |= teacher.teacher_metrics(measured)
+    return metrics
 
 
 def _restore(run: Run, checkpoints: Checkpointer, resuming: bool) -> tuple[TrainState, int, dict]:
@@ -216,7 +238,7 @@ def _restore(run: Run, checkpoints: Checkpointer, resuming: bool) -> tuple[Train
     if resuming and run.leads:
         # The metrics of an unfinished iteration are still to be written, even if an earlier resumption wrote them.
         recorded = done - ("unfinished" in memory) if restored else -1
-        of_evaluations = (EVALUATIONS_FILE, OUTCOMES_FILE, PANEL_TRAJECTORIES_FILE)
+        of_evaluations = (EVALUATIONS_FILE, OUTCOMES_FILE, PANEL_TRAJECTORIES_FILE, TEACHER_FILE)
         run.metrics.truncate_after(recorded, *(run.workdir / name for name in of_evaluations))
         for path in (run.episodes.path, run.workdir / TRAJECTORIES_FILE):
             truncate_jsonl(path, done if restored else -1)

@@ -35,6 +35,8 @@ def rollout_metrics(episodes: Sequence[Episode], counts: Counter) -> dict:
         "rollout/env_errors": counts["env_errors"],
         **{f"rollout/{name}": measure["mean"] for name, measure in summary.get("measures", {}).items()},
     }
+    if counts["generated_tokens"]:  # acting, analyses and second attempts
+        metrics["rollout/generated_tokens"] = counts["generated_tokens"]
     if counts["row_tokens"]:
         metrics["pack/fill"] = counts["used_row_tokens"] / counts["row_tokens"]
     if counts["slot_steps"]:
@@ -93,6 +95,7 @@ def episode_facts(episode: Episode) -> dict:
         "skill": episode.skill.text if episode.skill else None,
         "skill_error": episode.skill_error,
         "given_skill": episode.given.text if episode.given else None,
+        "attempt_of": episode.attempt_of,
     }
 
 
@@ -160,6 +163,7 @@ def report(progress: Progress, done: int, metrics: dict, compiled_again: Sequenc
         admissible=metrics["rollout/admissible_rate"],
         skills=metrics.get("skill/parse_rate"),
         gate=metrics.get("opd/gate_mean"),
+        second=metrics.get("second/success_rate"),
         held_out=metrics.get("eval/success_rate"),
         **{"tokens/s": round(metrics["rollout/tokens_per_s"])} if "rollout/tokens_per_s" in metrics else {},
     )

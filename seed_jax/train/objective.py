@@ -5,7 +5,7 @@
 
 A~ is the advantage, possibly shaped by the teacher; Agg one of `policy_loss.aggregation_weight`; d(policy, teacher) a
 divergence and g a gate of objectives/distill.py, times a weight of the token or of its turn (`distill.span_weight`,
-"losing_view"); M the tokens of turns with a skill that `distill.rows` and `distill.span` select.
+"losing_view", `distill.value`); M the tokens of turns with a skill that `distill.rows` and `distill.span` select.
 
 Shapes: R rows, S turns a row, N scored tokens a row; inside a micro-batch r rows.
 """
@@ -111,6 +111,8 @@ def token_arrays(static: Choices, batch: PackedBatch, row_advantages: jax.Array,
         distilled &= weights["margin"] > 0
     elif static.rows != "with_skill":
         distilled &= won if static.rows == "success_only" else ~won
+    if static.skill_value:
+        weights["value"] = jnp.clip(per_token(batch.value), 0.0, 1.0)
     tokens = {
         "mask": mask,
         "distilled": distilled,
@@ -131,7 +133,9 @@ def batch_signals(
     """What shapes and rewards of skills take from the whole batch: more arrays over tokens, [R, N] like the others."""
     found, where = {}, (teacher, old, distilled, batch.turn, batch.group)
     if static.generation != "none":
-        found |= writing.generation_weights(static.generation, batch, teacher, old, distilled)
+        found |= writing.generation_weights(
+            static.generation, batch, teacher, old, distilled, measured=static.generation_measured
+        )
     if static.signal != "token":
         found["signal"] = shaping.batch_signal(
             static.signal, *where, batch.episode, batch.step, floor=hyper["shape_floor"]

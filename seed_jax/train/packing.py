@@ -24,8 +24,9 @@ class Sample(NamedTuple):
     logprobs: sampler log-probs of the response tokens, [n]; group, episode: ids of the task group and of the episode;
     step: number of the turn in its episode; given: whether its prompt holds a skill that the policy read;
     step_return: discounted reward from this turn on; anchor: id of what was observed before it, or several of them, for
-    histories of growing length; span: the response tokens that may be distilled, [n] bool (None: all); generated: not a
-    turn but a skill that the policy wrote about the episode; images: of the prompt, which are those of the teacher's.
+    histories of growing length; span: the response tokens that may be distilled, [n] bool (None: all); value: of the
+    skill, measured by second attempts; generated: not a turn but a skill that the policy wrote about the episode;
+    images: of the prompt, which are those of the teacher's.
     """
 
     prompt: Sequence[int]
@@ -41,6 +42,7 @@ class Sample(NamedTuple):
     step_return: float = 0.0
     anchor: int | Sequence[int] = 0
     span: np.ndarray | None = None
+    value: float = 0.0
     generated: bool = False
     images: tuple[np.ndarray, ...] = ()
 
@@ -77,6 +79,7 @@ class PackedBatch:
     given: Any  # [R, S] bool, the policy read a skill
     step_return: Any  # [R, S] float32
     anchor: Any  # [R, S, K] int32, K lengths of history
+    value: Any  # [R, S] float32, measured value of the turn's skill, -1..1
     span: Any = None  # [R, N] bool, tokens that may be distilled; None: all
 
 
@@ -174,6 +177,7 @@ def pack(samples: Sequence[Sample], shape: Shape, rows_per_mini: int, with_teach
             ("step", np.int32),
             ("given", bool),
             ("step_return", np.float32),
+            ("value", np.float32),
             ("has_skill", bool),
             ("real", bool),
         )
@@ -190,7 +194,7 @@ def pack(samples: Sequence[Sample], shape: Shape, rows_per_mini: int, with_teach
                 sampled[r, span] = sample.logprobs
             if spans is not None and sample.span is not None:
                 spans[r, span] = sample.span
-            for name in ("reward", "invalid", "group", "episode", "step", "given", "step_return", "anchor"):
+            for name in ("reward", "invalid", "group", "episode", "step", "given", "step_return", "value", "anchor"):
                 turns[name][r, slot] = getattr(sample, name)
             turns["has_skill"][r, slot] = sample.teacher_prompt is not None
             turns["real"][r, slot] = not sample.generated

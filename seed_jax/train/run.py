@@ -11,7 +11,7 @@ import jax
 
 from seed_jax import sharding
 from seed_jax import tokenizer as tok
-from seed_jax.hindsight.evidence import solver
+from seed_jax.hindsight.evidence import solver, truth
 from seed_jax.hindsight.sources import Skills
 from seed_jax.models import hf
 from seed_jax.rollout import World
@@ -26,7 +26,7 @@ from seed_jax.runtime.logging import (
 from seed_jax.runtime.signals import Interrupted
 from seed_jax.runtime.terminal import reporters
 from seed_jax.sampler.engine import sampler_of
-from seed_jax.train import factors
+from seed_jax.train import factors, second
 from seed_jax.train.compiled import shared_update
 from seed_jax.train.packing import shape_of
 from seed_jax.train.state import TrainState, init_state, state_shardings
@@ -67,8 +67,13 @@ class Run:
         self.update = shared_update(config, self.spec, self.mesh, self.shardings)
         self.sampler = sampler_of(config, self.spec, self.tokenizer, self.mesh)
         tasks = (*setup.train_tasks, *setup.panel)
-        self.skills = Skills(config, self.tokenizer, {t.family for t in tasks}, solver(setup.world.domain, tasks))
+        domain = setup.world.domain
+        self.skills = Skills(
+            config, self.tokenizer, {t.family for t in tasks}, solver(domain, tasks), truth(domain, tasks)
+        )
         self.distills = choices.needs_teacher
+        self.attempts = second.split_group(config.rollout, config.hindsight)  # (first, second) at each task
+        self.uses_skills = self.distills or self.attempts[1] > 0
         self.leads = multihost.leads()  # only this process writes files and prints
         self.metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard, enabled=self.leads)
         self.episodes = EpisodeWriter(workdir / EPISODES_FILE, enabled=self.leads)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seed_jax import images, png, sharding
+from seed_jax import tokenizer as tok
 from seed_jax.hindsight.analyzer import analyze
 from seed_jax.runtime.logging import PANEL_TRAJECTORIES_FILE, TRAJECTORIES_FILE, append_jsonl
 from seed_jax.spans import tag_span
@@ -33,7 +34,6 @@ from seed_jax.types import Episode
 PANEL_STREAM = (1 << 29) + 2  # of the analyses of panel episodes, which training never makes
 _ROWS = 16  # in one call, or one a device: a sample is small, padding it to a whole micro-batch would double the cost
 _DIGITS = 3  # of a log-prob in the file, nats
-_BROKEN = "\ufffd"  # what a decoder writes for a character that is not complete
 
 
 def record_rollout(run, state: TrainState, iteration: int, episodes: Sequence[Episode]) -> None:
@@ -197,27 +197,10 @@ def trajectory(tokenizer, episode: Episode, wrong, scores: dict[int, dict[str, n
             **turn_facts(turn),
             **({} if turn.image is None else {"image": png.thumbnail_uri(turn.image)}),
             "skill": episode.skill.at(number) if episode.skill else None,
-            "tokens": token_texts(tokenizer, turn.response_ids),
+            "tokens": tok.token_texts(tokenizer, turn.response_ids),
             **{view: [round(float(x), _DIGITS) for x in values] for view, values in views.items()},
             **{name: [span.start, span.stop] for name, span in spans.items() if span.stop},
         }
 
     turns = [turn_record(number) for number in range(len(episode.turns))]
     return {**episode_facts(episode), "wrong_skill": wrong.text if wrong else None, "turns": turns}
-
-
-def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text of those before it; a character made of several tokens stands at its last one.
-
-    Only the last few tokens are decoded again for each: decoding every prefix would be quadratic in the reply.
-    """
-    decode = lambda part: tokenizer.decode(list(part), skip_special_tokens=False)  # noqa: E731
-    texts, start, known = [], 0, 0  # tokens start..known are context, known.. wait for their character to be complete
-    for stop in range(1, len(ids) + 1):
-        before, now = decode(ids[start:known]), decode(ids[start:stop])
-        if now.endswith(_BROKEN) and stop < len(ids):
-            texts.append("")
-            continue
-        texts.append(now[len(before) :])
-        start, known = known, stop
-    return texts

@@ -2,13 +2,18 @@
 
     generation * mean over the written skills of -R * (mean log-prob of the skill's tokens)
 
-R is the mean teacher gap that a skill makes on the replies of the won episodes it was given to (arXiv 2607.14777,
-"skill generation"), 0 where none was won or it could not be used, at most 2 in size. Shapes as in train/objective.py.
+R by `loss.gen_reward`:
+- "gap": the mean teacher gap that a skill makes on the replies of the won episodes it was given to (arXiv 2607.14777,
+  "skill generation"), 0 where none was won or it could not be used, at most 2 in size
+- "second_attempts": by how much the second attempts that read the skill won more often than its group did without;
+  skills that no second attempt has read are not trained
+
+Shapes as in train/objective.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +28,11 @@ UNITS = ("none", "episode", "group")
 _MAX_REWARD = 2.0
 
 
-def analysis_samples(episodes: Sequence[Episode]) -> list[Sample]:
-    """One sample for each analyzed episode: the prompt that showed it, and the answer."""
+def analysis_samples(episodes: Sequence[Episode], values: Mapping[int, float] | None = None) -> list[Sample]:
+    """One sample for each analyzed episode: the prompt that showed it, and the answer.
+
+    values: number of an episode -> measured value of its skill; then only these episodes count
+    """
     return [
         Sample(
             prompt=episode.written.prompt,
@@ -33,10 +41,11 @@ def analysis_samples(episodes: Sequence[Episode]) -> list[Sample]:
             group=episode.group,
             episode=episode.index,
             generated=True,
+            value=values[episode.index] if values else 0.0,
             images=episode.written.images,
         )
         for episode in episodes
-        if episode.written is not None
+        if episode.written is not None and (values is None or episode.index in values)
     ]
 
 
@@ -53,11 +62,16 @@ def skill_rewards(unit: str, batch: PackedBatch, teacher, old, distilled) -> jax
     return jnp.clip(mean, -_MAX_REWARD, _MAX_REWARD).reshape(batch.real.shape)
 
 
-def generation_weights(unit: str, batch: PackedBatch, teacher, old, distilled) -> dict[str, jax.Array]:
-    """Arrays over tokens, [R, N]: R over the length of the skill at its tokens, and 1 over the length."""
+def generation_weights(
+    unit: str, batch: PackedBatch, teacher, old, distilled, *, measured: bool = False
+) -> dict[str, jax.Array]:
+    """Arrays over tokens, [R, N]: R over the length of the skill at its tokens, and 1 over the length.
+
+    measured: R is the value that the batch carries, not the gap
+    """
     lengths = jnp.maximum(policy_loss.turn_lengths(batch.generated, batch.turn), 1.0)
     share = jnp.where(batch.generated, 1.0 / lengths, 0.0)
-    rewards = skill_rewards(unit, batch, teacher, old, distilled)
+    rewards = batch.value if measured else skill_rewards(unit, batch, teacher, old, distilled)
     return {"skill_share": share, "skill_reward": share * jnp.take_along_axis(rewards, batch.turn, axis=1)}
 
 

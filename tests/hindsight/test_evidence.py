@@ -12,7 +12,7 @@ from envs.alfworld.domain import AlfworldDomain
 from envs.alfworld.engine import make
 from envs.alfworld.generate import make_tasks
 from seed_jax import tokenizer as tok
-from seed_jax.hindsight.evidence import SOURCES, give_evidence, solver
+from seed_jax.hindsight.evidence import SOURCES, give_evidence, solver, truth
 from seed_jax.hindsight.library import SkillError
 from seed_jax.hindsight.prompts import insert_skill
 from seed_jax.hindsight.sources import Skills, contrasts
@@ -97,6 +97,17 @@ def test_the_solution_wins_the_game():
         one = Episode(task.id, task.family, task.goal, 0, 0, [turn("look", "x")])
         skills("ground_truth", solve).assign([one])
         assert one.skill == Skill("", " , ".join(commands))
+
+
+def test_the_true_skill_names_where_the_walkthrough_finds_the_object():
+    tasks = make_tasks("train", 12)
+    true = truth(AlfworldDomain("compact"), tasks)
+    for task in tasks:
+        take = next(command for command in task.source["walkthrough"] if command.startswith("take "))
+        assert true(task.id).startswith(f"{task.source['object']} is at {take.split(' from ')[1]} .")
+    with pytest.raises(KeyError):
+        true("no such task")
+    assert truth(object(), tasks) is None
 
 
 def test_an_environment_without_solutions_is_an_error():

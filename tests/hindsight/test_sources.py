@@ -140,6 +140,48 @@ def test_wrong_skill_of_written_ones_comes_from_the_next_other_task():
     assert [e.skill for e in same] == [None, None] and same[0].skill_error == "no_other_task"
 
 
+def test_wrong_skill_is_another_familys_if_there_is_one():
+    """In order: the next of another family, even behind nearer ones of the same; else the next with another goal."""
+    goals, families = "abcdea", (HEAT, HEAT, COOL, HEAT, HEAT, HEAT)
+    episodes = [episode(goal, families[i], skill=f"{goal}{i}") for i, goal in enumerate(goals)]
+    swap_skills(episodes)
+    assert [e.skill.text for e in episodes] == ["c2", "c2", "d3", "c2", "c2", "c2"]
+    unwritten = [episode("a", HEAT, skill="a0"), episode("b", COOL), episode("c", HEAT, skill="c2"), episode("a", COOL)]
+    swap_skills(unwritten)
+    assert [e.skill and e.skill.text for e in unwritten] == ["c2", None, "a0", None], "a family without skills"
+    alike = [episode("a", HEAT, skill="a0"), episode("a", COOL, skill="a1")]
+    swap_skills(alike)
+    assert [(e.skill, e.skill_error) for e in alike] == [(None, "no_other_task")] * 2, "the goal must be another too"
+
+
+def test_placebo_of_every_text_of_a_skill():
+    source = skills("self_hindsight")
+    skill = Skill("what happened", "mug is at shelf 1 .", ((0, "take it ,"), (2, "go to desk 1 . then look")))
+    empty = source.placebo_of(skill)
+    assert empty.summary == "what happened" and [turn for turn, _ in empty.steps] == [0, 2]
+    texts = lambda skill: (skill.text, *dict(skill.steps).values())  # noqa: E731
+    for text, filler in zip(texts(skill), texts(empty), strict=True):
+        assert filler.startswith("There is") and length(filler) == length(text)
+    assert source.placebo_of(Skill("", None)) == Skill("", None) and source.placebo_of(Skill("", "")).text == ""
+
+
+def test_true_skill_is_what_the_environment_knows_for_those_that_have_one():
+    truth = {"id": "mug is at shelf 9 .", "other": "egg is at fridge 1 ."}.__getitem__
+    config = quickstart.get_config()
+    config.hindsight.source, config.hindsight.control = "self_hindsight", "true_skill"
+    source = Skills(config, tiny.tokenizer(), truth=truth)
+    one, bare, other = episode("a", skill="wrong"), episode("b"), episode("c", skill="wrong too")
+    one.skill, other.task_id = one.skill._replace(steps=((1, "a step"),)), "other"
+    source.assign([one, bare, other])
+    assert [one.skill, bare.skill, other.skill] == [Skill("", truth("id")), None, Skill("", truth("other"))]
+    assert source.label == "self_hindsight+true_skill"
+
+
+def test_true_skill_needs_an_environment_that_knows_it():
+    with pytest.raises(SkillError, match=r"hindsight\.control = 'true_skill': the environment 'alfworld' does not tell"):
+        skills("self_hindsight", control="true_skill")
+
+
 def test_placebo_has_the_length_and_none_of_the_words():
     for source in (skills(control="placebo"), skills("self_hindsight", control="placebo")):
         one = episode("put a hot mug in desk", skill="mug is at shelf 1 . take it , then move it to desk 1 .")

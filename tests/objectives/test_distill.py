@@ -289,7 +289,8 @@ def test_schedules() -> None:
     assert course("window", start=2, stop=2) == [0, 1, 0, 0, 0]
     assert course("handoff") == [1, 1, 1, 1, 1]
     assert course("handoff", handoff={"since": 4}) == [1, 1, 1, 0.75, 0.5]
-    with pytest.raises(ValueError, match="schedule is 'cosine'; choose one of const, linear, window, handoff"):
+    assert course("margin", margin={"last": 0.1, "best": 0.4}) == [0.25] * 5
+    with pytest.raises(ValueError, match="schedule is 'cosine'; choose one of const, linear, window, handoff, margin"):
         course("cosine")
 
 
@@ -308,3 +309,20 @@ def test_handoff_does_not_begin_too_early() -> None:
     for update in range(1, 31):
         state = schedules.watch_gap(state, 0.5, update, start=25, patience=3)
         assert bool(state["since"]) == (update >= 25)
+
+
+def test_the_margin_schedule_is_a_share_of_the_largest_margin() -> None:
+    """By hand; nothing is known before the first measurement, and a teacher that never was ahead has nothing to give.
+    """
+    strength = lambda state: schedules.strength("margin", 7, start=0, stop=1, end=0.9, margin=state)  # noqa: E731
+    assert strength(None) == strength({}) == 1.0
+    state: dict = {}
+    course = [(0.2, 1.0), (0.1, 0.5), (0.4, 1.0), (0.3, 0.75), (-0.1, 0.0), (0.0, 0.0), (0.4, 1.0)]
+    for margin, expected in course:
+        state = schedules.watch_margin(state, margin)
+        assert strength(state) == pytest.approx(expected, abs=1e-12)
+    assert state == {"last": 0.4, "best": 0.4}
+    behind = schedules.watch_margin(schedules.watch_margin({}, -0.3), -0.1)
+    assert behind == {"last": -0.1, "best": -0.1} and strength(behind) == 0.0
+    assert strength(schedules.watch_margin({}, 0.0)) == 0.0
+    assert strength(schedules.watch_margin(behind, 0.05)) == 1.0

@@ -35,13 +35,29 @@ def test_a_column_is_what_the_cache_holds_of_a_token():
 
 def test_rooms_of_a_config():
     acting, analysis = rooms_of(alfworld.get_config("seed"))
-    assert (acting.slots, acting.prompt_tokens, acting.reply_tokens) == (64, 2048, 512)
-    assert acting.columns == 2048 + 512 + 8 and analysis.columns == 16384 + 256 + 8
+    assert (acting.slots, acting.prompt_tokens, acting.reply_tokens) == (64, 2048 + 256, 512)
+    assert acting.columns == 2048 + 256 + 512 + 8 and analysis.columns == 16384 + 256 + 8
     assert (analysis.slots, analysis.prompt_tokens, analysis.reply_tokens) == (8, 16384, 256)
     (only,) = rooms_of(quickstart.get_config("grpo"))
     assert (only.prompt_tokens, only.reply_tokens) == (140, 20)
     given = rooms_of(quickstart.get_config("skill_grpo"))  # the policy reads a skill in its prompt
     assert [room.prompt_tokens for room in given] == [180]
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "tokens"),
+    [
+        ("seed", {"eval.teacher_games": 0}, 140),  # only a teacher reads the skills, and it writes nothing
+        ("seed", {"eval.teacher_games": 1}, 180),  # the teacher plays some games of the panel
+        ("seed", {"eval.teacher_games": 0, "hindsight.second_attempts": 0.25}, 180),
+        ("grpo", {"eval.teacher_games": 48}, 140),  # it has no skills
+        ("skill_grpo", {"eval.teacher_games": 0}, 180),
+    ],
+)
+def test_a_prompt_has_room_for_a_skill_only_where_the_policy_reads_one(method, changes, tokens):
+    config = quickstart.get_config(method)
+    config.update_from_flattened_dict(changes)
+    assert rooms_of(config)[0].prompt_tokens == tokens
 
 
 def test_a_wider_bucket_widens_a_room():

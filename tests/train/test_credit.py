@@ -7,9 +7,9 @@ import pytest
 
 from configs import base
 from seed_jax import tokenizer as tok
-from seed_jax.spans import span_mask, tag_span
+from seed_jax.spans import name_mask, numbered_names, span_mask, tag_span
 from seed_jax.train.credit import anchors, histories, step_returns, turn_credit
-from seed_jax.types import Episode, Turn
+from seed_jax.types import Episode, Skill, Turn
 from tests import tiny
 
 
@@ -80,6 +80,54 @@ def test_without_a_whole_block_the_span_is_empty(text):
     assert tag_span(words, tok.encode_response(words, text), "action") == slice(0, 0)
 
 
+def test_numbered_names():
+    text = "Mug 1 is at Shelf 12 . take it , heat it with microwave 1 , then mug or shelf , x2 3 and 4"
+    assert numbered_names(text) == {"mug 1", "shelf 12", "microwave 1"}
+    assert numbered_names("") == numbered_names("mug is at shelf") == set()
+
+
+def masked(ids, mask) -> list[str]:
+    """The text of each run of tokens that the mask selects."""
+    words, runs = tiny.tokenizer(), []
+    for place, kept in enumerate(mask):
+        if kept:
+            runs.append([ids[place]] if not (place and mask[place - 1]) else [*runs.pop(), ids[place]])
+    return [tok.decode(words, run).strip() for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({"shelf 1"}, ["shelf 1", "shelf 1"]),
+        ({"mug 1"}, ["mug 1"]),
+        ({"mug 1", "shelf 1", "bed 9"}, ["shelf 1", "mug 1", "shelf 1"]),
+        ({"shelf 11", "shelf", "1"}, []),
+        (set(), []),
+    ],
+)
+def test_tokens_that_spell_a_name(names, expected):
+    ids = tok.encode_response(tiny.tokenizer(), REPLY)
+    mask = name_mask(tiny.tokenizer(), ids, names)
+    assert mask.shape == (len(ids),) and mask.dtype == bool and masked(ids, mask) == expected
+
+
+def test_names_of_many_tokens_and_other_cases():
+    """With a tokenizer of single bytes, every one of a name's characters is a token; what stands beside it is none."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    bytewise = PreTrainedTokenizerFast(tokenizer_object=core)
+    text = "é🚀 go to Shelf 12, not shelf 1 or bookshelf 12"
+    mask = name_mask(bytewise, bytewise(text)["input_ids"], {"shelf 12"})
+    expected = np.zeros(len(text.encode()), bool)
+    start = text.encode().index(b"Shelf 12")
+    expected[start : start + len("Shelf 12")] = True
+    np.testing.assert_array_equal(mask, expected)
+
+
 def test_unknown_span():
     with pytest.raises(ValueError, match="span is 'plan'; choose one of all, action, thought"):
         span_mask(tiny.tokenizer(), [1], "plan")
@@ -101,3 +149,35 @@ def test_only_what_a_method_uses_is_computed():
     config.adv.kind, config.distill.span, config.env.history = "hgpo", "all", 2
     credit = turn_credit(config, tiny.tokenizer(), episodes())
     assert credit[0, 0]["anchor"] == (0, 0, 0) and credit[0, 2]["anchor"] == (0, 2, 2)
+
+
+def test_places_that_only_the_skill_knows_are_hidden_until_a_command_has_named_them():
+    config, words = base.get_config(), tiny.tokenizer()
+    config.distill.hide_places = True
+    say = lambda command: f"<think> go to shelf 1 </think> <action> {command} </action>"  # noqa: E731
+    commands = ["go to shelf 2", "go to shelf 1", "take mug 1 from shelf 1"]
+    turns = [turn("kitchen", response=say(command)) for command in commands]
+    for one, command in zip(turns, commands, strict=True):
+        one.command = command
+    turns.insert(2, turn("kitchen", response="shelf 1 bed 1"))  # not a command, which is None
+    taught = Episode("t", "f", "g", 0, 0, turns, skill=Skill("", "mug 1 is at shelf 1 .", ((2, "look at bed 1"),)))
+    bare = Episode("t", "f", "g", 0, 1, turns)
+    credit = turn_credit(config, words, [taught, bare])
+    hidden = [masked(turns[t].response_ids, ~credit[0, t]["span"]) for t in range(4)]
+    assert hidden == [
+        ["shelf 1"],  # of the thought alone: shelf 2 is no secret
+        ["shelf 1", "shelf 1"],  # the thought, and the command that names it first
+        ["bed 1"],  # the skill of this turn tells this alone
+        ["mug 1"],  # which no command has named, while shelf 1 was visited
+    ]
+    assert [credit[1, t]["span"] for t in range(4)] == [None] * 4, "no skill, no secret"
+
+    config.distill.span = "action"
+    credit = turn_credit(config, words, [taught, bare])
+    shown = [masked(turns[t].response_ids, credit[0, t]["span"]) for t in (0, 1, 3)]
+    assert shown[0] == ["go to shelf 2"] and shown[1] == ["go to"] and "mug 1" not in " ".join(shown[2])
+    for t in range(4):
+        np.testing.assert_array_equal(credit[1, t]["span"], span_mask(words, turns[t].response_ids, "action"))
+    taught.skill = Skill("", None)
+    credit = turn_credit(config, words, [taught])
+    np.testing.assert_array_equal(credit[0, 0]["span"], span_mask(words, turns[0].response_ids, "action"))

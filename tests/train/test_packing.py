@@ -21,8 +21,9 @@ def samples(count=30, seed=0):
         teacher = None if i % 4 == 0 else [*prompt[:2], 55, 56, *prompt[2:]]
         result.append(
             Sample(
-                prompt.tolist(), response.tolist(), teacher, -rng.random(len(response)), float(i), i % 3 == 0, i // 5, i
-            )
+                prompt.tolist(), response.tolist(), teacher, -rng.random(len(response)), float(i), i % 3 == 0, i // 5, i,
+                value=i / 7 - 2,
+            )  # fmt: skip
         )
     return result
 
@@ -44,6 +45,7 @@ def test_every_turn_is_there_once_with_its_own_fields():
         np.testing.assert_allclose(batch.sampled[r][scored], sample.logprobs, rtol=1e-6)
         assert batch.has_skill[r, slot] == (sample.teacher_prompt is not None)
         assert (batch.invalid[r, slot], batch.group[r, slot]) == (sample.invalid, sample.group)
+        assert batch.value[r, slot] == np.float32(sample.value)
         if sample.teacher_prompt is not None:
             assert batch.teacher.tokens[r][batch.teacher.targets[r][scored]].tolist() == sample.response
             teacher = batch.teacher.tokens[r][batch.teacher.segments[r] == slot + 1].tolist()
@@ -87,6 +89,12 @@ def test_an_empty_batch_has_no_mini_batches():
     batch = pack([], SHAPE, rows_per_mini=4, with_teacher=True)
     assert batch.minis == 0
     assert not batch.real.any()
+    assert batch.value.shape == batch.real.shape and batch.value.dtype == np.float32 and not batch.value.any()
+
+
+def test_the_value_of_a_turn_is_none_unless_it_is_said():
+    batch = pack([s._replace(value=Sample([1], [2]).value) for s in samples()], SHAPE, 4, False)
+    assert batch.real.any() and not batch.value.any()
 
 
 # -- images

@@ -12,6 +12,7 @@ import pytest
 from configs import quickstart
 from launch import report
 from seed_jax import sharding
+from seed_jax import tokenizer as tok
 from seed_jax.models.spec import init_params
 from seed_jax.report.runs import load_runs
 from seed_jax.runtime.logging import read_jsonl
@@ -70,7 +71,7 @@ def test_token_texts_add_up_to_the_reply():
         "input_ids"
     ]
     ids.append(words.eos_token_id)
-    texts = trajectories.token_texts(words, ids)
+    texts = tok.token_texts(words, ids)
     assert len(texts) == len(ids) and "".join(texts) == words.decode(ids)
     assert "shelf 1" in [text.strip() for text in texts] and texts[-1].strip() == "<eos>"
 
@@ -85,8 +86,8 @@ def test_a_character_of_several_tokens_stands_at_its_last_one():
     core.decoder = decoders.ByteLevel()
     bytewise = PreTrainedTokenizerFast(tokenizer_object=core)
     ids = bytewise("aé 🚀b")["input_ids"]
-    assert trajectories.token_texts(bytewise, ids) == ["a", "", "é", " ", "", "", "", "🚀", "b"]
-    cut = trajectories.token_texts(bytewise, ids[:-2])  # the reply ends inside the rocket
+    assert tok.token_texts(bytewise, ids) == ["a", "", "é", " ", "", "", "", "🚀", "b"]
+    cut = tok.token_texts(bytewise, ids[:-2])  # the reply ends inside the rocket
     assert len(cut) == len(ids) - 2 and "".join(cut) == bytewise.decode(ids[:-2])
 
 

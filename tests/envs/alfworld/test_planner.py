@@ -12,7 +12,7 @@ from envs.alfworld.domain import AlfworldDomain
 from envs.alfworld.engine import make
 from envs.alfworld.games import FAMILIES
 from envs.alfworld.generate import make_game, make_tasks
-from envs.alfworld.planner import PROCESS, TWO, Planner, annotate, kind, read_hint
+from envs.alfworld.planner import LIGHT, PROCESS, TWO, Hint, Planner, annotate, kind, read_hint, skill_parts
 
 GAMES = [task.source for task in make_tasks("train", 60)]
 
@@ -65,7 +65,7 @@ def test_known_place_is_searched_first_and_avoided_places_last():
 def test_hints_help():
     steps = {True: 0, False: 0}
     for seed, game in enumerate(GAMES):
-        known, avoid = read_hint(annotate(game, walk(game), True)[1])
+        known, avoid, _ = read_hint(annotate(game, walk(game), True)[1], game)
         for hinted in (True, False):
             taken, _ = play(game, seed, known=known if hinted else None, avoid=avoid if hinted else frozenset())
             steps[hinted] += len(taken)
@@ -75,7 +75,7 @@ def test_hints_help():
 def test_thoughts_do_not_reveal_a_hint():
     """Two players see the same; one was told where the object is. They may act differently, they think the same."""
     for seed, game in enumerate(GAMES):
-        known, _ = read_hint(annotate(game, walk(game), True)[1])
+        known = read_hint(annotate(game, walk(game), True)[1], game).known
         assert known
         told, plain = Planner(game, random.Random(1), known=known), Planner(game, random.Random(2))
         avoiding = Planner(game, random.Random(3), avoid=frozenset({known}))
@@ -106,27 +106,33 @@ def test_skill_after_a_success_names_the_workflow(family):
         used = next(c for c in game["walkthrough"] if c.startswith(verb)).split(" with ")[1]
         assert kind(used) == appliance
         assert f"{verb} it with {used} , then move it to {game['receptacle']} 1 ." in skill
-    elif family == "look_at_obj_in_light":
+    elif family == LIGHT:
         assert skill.endswith("then use desklamp .")
     else:
         assert f"then move it to {game['receptacle']} 1 ." in skill
     assert ("repeat with the second" in skill) == (family == TWO)
-    assert read_hint(skill) == (source, frozenset())
+    assert read_hint(skill, game) == Hint(source, frozenset(), workflow=family != "pick_and_place_simple")
 
 
 def test_skill_after_a_failure_names_what_was_missing():
+    """The whole workflow, and of what the episode has not done the first step as a reminder."""
     game = make_game("pick_heat_then_place_in_recep", 3)
-    wanted, steps = game["object"], walk(game)
+    wanted, target, steps = game["object"], game["receptacle"], walk(game)
     take = next(i for i, (command, _) in enumerate(steps) if command.startswith("take "))
     heat = next(i for i, (command, _) in enumerate(steps) if command.startswith("heat "))
     assert annotate(game, steps[:take], won=False) == (
-        "failure", f"{wanted} is at {steps[0][0][len('go to ') :]} . do not forget to take it .",
+        "failure", f"{wanted} is at {steps[0][0][len('go to ') :]} . do not forget to take it , "
+        f"heat it with microwave 1 , then move it to {target} 1 .",
     )  # fmt: skip
     skill = annotate(game, [*steps[: take + 1], *steps[heat + 1 :]], won=False)[1]
-    assert skill.endswith("take it , do not forget to heat it with microwave 1 .")
+    assert skill.endswith(f"take it , do not forget to heat it with microwave 1 , then move it to {target} 1 .")
+    heated = annotate(game, steps[: heat + 1], won=False)[1]
+    assert heated.endswith(f"take it , {steps[heat][0].replace(wanted + ' 1', 'it')} , then move it to {target} 1 .")
     two = make_game(TWO, 3)
-    assert annotate(two, walk(two)[:-1], won=False)[1].endswith(f"do not forget the second {two['object']} .")
-    light = make_game("look_at_obj_in_light", 3)
+    assert annotate(two, walk(two)[:-1], won=False)[1].endswith(
+        f"take it , then move it to {two['receptacle']} 1 . do not forget the second {two['object']} ."
+    )
+    light = make_game(LIGHT, 3)
     assert annotate(light, walk(light)[:-1], won=False)[1].endswith("do not forget to use desklamp .")
 
 
@@ -143,17 +149,102 @@ def test_skill_of_a_search_that_found_nothing_says_where_not_to_look():
     assert steps
     skill = annotate(game, steps, won=False)[1]
     visited = [command[len("go to ") :] for command, _ in steps]
-    assert skill == f"avoid {' , '.join(visited)} . look for {game['object']} elsewhere ."
-    assert read_hint(skill) == (None, frozenset(visited))
-    assert annotate(game, [("", "Nothing happens.")], won=False)[1] == f"search for {game['object']} first ."
-    assert read_hint(f"search for {game['object']} first .") == (None, frozenset())
+    workflow = f"take it , then move it to {game['receptacle']} 1 ."
+    assert skill == f"avoid {' , '.join(visited)} . look for {game['object']} elsewhere . {workflow}"
+    assert read_hint(skill, game) == Hint(None, frozenset(visited))
+    nothing = annotate(game, [("", "Nothing happens.")], won=False)[1]
+    assert nothing == f"search for {game['object']} first . {workflow}"
+    assert read_hint(nothing, game) == Hint()
+
+
+def names_workflow(game: dict, skill: str) -> bool:
+    """Whether a skill names all that a player of the game's family must do."""
+    family = game["family"]
+    verb, appliance = PROCESS.get(family, ("", ""))
+    parts = ["take it ,", "use desklamp" if family == LIGHT else f"then move it to {game['receptacle']} 1 ."]
+    parts += [f"{verb} it with {appliance} "] * (family in PROCESS)
+    parts += [f"the second {game['object']} ."] * (family == TWO)
+    return all(part in skill for part in parts)
+
+
+def test_every_skill_names_object_and_workflow():
+    """Of whatever part of an episode it is written: its start, all of it, or what is left if a step was forgotten."""
+    for game in GAMES[:24]:
+        steps = walk(game)
+        beginnings = [steps[:count] for count in range(len(steps))]
+        gaps = [[*steps[:i], *steps[i + 1 :]] for i in range(len(steps))]
+        for part in (*beginnings, *gaps):
+            summary, skill = annotate(game, part, won=False)
+            assert summary == "failure" and game["object"] in skill and names_workflow(game, skill), skill
+        assert names_workflow(game, annotate(game, steps, won=True)[1])
+
+
+# -- what a skill tells ------------------------------------------------------------------------------------------------
+
+
+def test_a_skill_about_something_else_tells_nothing():
+    """What is said of another object or of another family's step is no hint, even where the words are alike."""
+    skills = {family: annotate(game := make_game(family, 11), walk(game), True)[1] for family in FAMILIES}
+    for family in FAMILIES:
+        for other, skill in skills.items():
+            game = {"family": family, "object": "spoon", "receptacle": "shelf"}
+            assert "spoon" not in skill
+            assert read_hint(skill, game) == Hint(workflow=family == other and family in (*PROCESS, LIGHT)), skill
+    knife = {"family": TWO, "object": "knife", "receptacle": "shelf"}
+    for skill in (
+        "butterknife is at drawer 1 .", "avoid bed 1 . look for butterknife elsewhere .", "knife is at hand .",
+        "repeat with the second butterknife .", "knife is at drawer", "", "knife",
+    ):  # fmt: skip
+        assert read_hint(skill, knife) == Hint(), skill
+    assert read_hint("now . knife is at drawer 1 . repeat with the second knife .", knife) == Hint(
+        "drawer 1", frozenset(), True
+    )
+
+
+def test_the_workflow_makes_a_forgetful_player_remember():
+    """`Hint.workflow` is what a player that would skip the process step needs to know."""
+    for seed, game in enumerate(GAMES[:12]):
+        hint = read_hint(annotate(game, walk(game)[:1], won=False)[1], game)
+        won = play(game, seed, steps=50, skip_process=not hint.workflow)[1]
+        assert won and hint.workflow == (game["family"] != "pick_and_place_simple")
+
+
+def test_parts_of_a_skill():
+    """Together they are the skill; one tells where things are and the other what to do, and neither tells both."""
+    domain = AlfworldDomain("compact")
+    for game in GAMES[:24]:
+        steps = walk(game)
+        for part, won in (([], False), (steps[:1], False), (steps, True)):
+            skill = annotate(game, part, won)[1]
+            workflow, places = skill_parts(skill)
+            assert sorted(f"{workflow} {places}".split()) == sorted(skill.split())
+            whole = read_hint(skill, game)
+            assert read_hint(workflow, game) == Hint(workflow=whole.workflow)
+            assert read_hint(places, game) == whole._replace(workflow=False)
+            assert names_workflow(game, workflow) and domain.skill_parts(skill) == (workflow, places)
+
+
+@pytest.mark.parametrize(
+    ("skill", "parts"),
+    [
+        ("", ("", "")),
+        (" \n ", ("", "")),
+        ("mug is at shelf 1 .", ("", "mug is at shelf 1 .")),
+        ("search for mug first .", ("search for mug first .", "")),
+        ("avoid bed 1 , bed 2 . look for mug elsewhere .", ("", "avoid bed 1 , bed 2 . look for mug elsewhere .")),
+        ("take it ,  mug is at shelf 1 .  then go . ", ("then go .", "take it ,  mug is at shelf 1 .")),
+        ("no full stop", ("no full stop", "")),
+    ],
+)
+def test_parts_of_single_sentences(skill, parts):
+    assert skill_parts(skill) == parts
 
 
 def test_skills_of_own_failures_are_followed():
     """Whatever skill an episode leaves, a player that reads it never searches a place it is told to avoid first."""
     for seed, game in enumerate(GAMES):
         steps, won = play(game, seed, steps=3)
-        known, avoid = read_hint(annotate(game, steps, won)[1])
+        known, avoid, _ = read_hint(annotate(game, steps, won)[1], game)
         first = play(game, seed + 1, steps=1, known=known, avoid=avoid)[0][0][0][len("go to ") :]
         assert first == known if known else first not in avoid
 
@@ -176,8 +267,9 @@ OBSERVATIONS = st.sampled_from(
 def test_annotator_survives_anything(family, steps, won):
     game = {"family": family, "object": "mug", "receptacle": "shelf"}
     summary, skill = annotate(game, steps, won)
-    assert summary in ("success", "failure") and len(skill.split()) >= 3
-    read_hint(skill)
+    assert summary == ("success" if won else "failure") and "mug" in skill and len(skill.split()) >= 3
+    read_hint(skill, game)
+    assert sorted(" ".join(skill_parts(skill)).split()) == sorted(skill.split())
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
