@@ -350,6 +350,8 @@ def _annotate() -> ConfigDict:
     annotate.leaks = "keep"  # skills that name an object or place of their game by number: "keep" | "reject"
     annotate.val_fraction = 0.1  # share of every family's tasks whose episodes validate
     annotate.acting = 1.0  # turns of successful episodes for each skill, so that acting is not unlearned; 0 = none
+    # turns of successful episodes played with a skill in the prompt (--stage=following), so that skills are followed
+    annotate.following = 0.0  # such turns for each skill; 0 = none
     return annotate
 
 

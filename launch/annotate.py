@@ -3,18 +3,21 @@
 python -m launch.annotate --config=configs/alfworld.py --config.model.init=DIR --stage=rollouts --out=data/stage1
 python -m launch.annotate --config=... --config.hindsight.api_url=URL --config.hindsight.api_model=NAME \\
     --stage=skills --out=data/stage1
+python -m launch.annotate --config=... --config.model.init=DIR --stage=following --out=data/stage1   (optional)
 python -m launch.annotate --config=... --stage=dataset --out=data/stage1
 
 rollouts: plays config.annotate.tasks training tasks, several times each, with the model in model.init, or with one
 behind a chat service (--server=http://HOST/v1 --served_model=NAME). skills: config.annotate.writer says who writes.
-dataset: the split by task and the mix with acting rows. Every stage goes on where it was stopped; each leaves a report.
+following: every task is played once more by the model in model.init for each skill about it, with that skill in the
+prompt; the report says whether it wins more often so. dataset: the split by task and the mix with acting rows, and with
+config.annotate.following turns of won episodes that had a skill in the prompt. Every stage goes on where it was
+stopped; each leaves a report.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +26,20 @@ from ml_collections import config_flags
 
 from launch import common
 from launch.environment import open_world, tasks_of
+from launch.stage1_episodes import collect, follow
 from seed_jax import config as config_lib
 from seed_jax import tokenizer as tok
-from seed_jax.evaluate import summarize
 from seed_jax.hindsight import annotate, dataset, pictures
 from seed_jax.hindsight import records as records_lib
 from seed_jax.hindsight.client import Client
-from seed_jax.hindsight.prompts import fit_analyses
+from seed_jax.hindsight.prompts import TEXT_PLACEMENTS, fit_analyses
 from seed_jax.images import shown
 from seed_jax.models import hf
-from seed_jax.rollout import play
-from seed_jax.runtime.logging import TurnProgress, append_jsonl, jsonable, write_whole
+from seed_jax.runtime.logging import append_jsonl, jsonable, write_whole
 from seed_jax.runtime.terminal import Countdown
-from seed_jax.served import CharacterTokenizer, ServedSampler
-from seed_jax.tasks import schedule
-from seed_jax.types import Episode, SamplingParams, Skill
+from seed_jax.types import Episode, Skill
 
-STAGES = ("rollouts", "skills", "dataset")
+STAGES = ("rollouts", "skills", "following", "dataset")
 SECTIONS = ("env", "rollout", "hindsight", "annotate", "mesh", "model", "seed")  # of the config, as far as it is read
 SKILL_FIELDS = (  # what skills depend on, beside the writer's model
     "annotate.writer",
@@ -51,10 +51,9 @@ SKILL_FIELDS = (  # what skills depend on, beside the writer's model
     "hindsight.min_words",
 )
 SAY_EVERY_S = 10.0  # between lines about how far the skills are
-ROLLOUT_STREAM = (1 << 29) + (1 << 28)  # apart from evaluations (from 1 << 29 on, a few) and from training
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "config file, with the method after a colon")
-_STAGE = flags.DEFINE_enum("stage", None, STAGES, "what to make: first rollouts, then skills, then dataset")
+_STAGE = flags.DEFINE_enum("stage", None, STAGES, "what to make, in this order; following may be left out")
 _OUT = flags.DEFINE_string("out", None, "directory of the files; earlier ones of the same settings are completed")
 _SERVER = flags.DEFINE_string("server", None, "rollouts: address of a chat service that plays, up to /v1")
 _SERVED_MODEL = flags.DEFINE_string("served_model", None, "rollouts: the model's name at --server")
@@ -68,7 +67,7 @@ def main(_) -> int:
         _check(config, stage)
         common.prepare_process([config])
         with records_lib.alone_in(out):
-            result = {"rollouts": collect, "skills": write_skills, "dataset": make_dataset}[stage](config, out)
+            result = _STAGE_OF[stage](config, out)
     except (*INPUT_ERRORS, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return common.EXIT_BAD_INPUT
@@ -89,8 +88,14 @@ def main(_) -> int:
 
 def _check(config, stage: str) -> None:
     """Raises one of INPUT_ERRORS for what can be known before anything is loaded."""
+    if _SERVER.value and stage == "following":
+        raise config_lib.ConfigError(
+            "--server with --stage=following: the model in model.init plays, which is the one that will be trained; "
+            "leave out --server"
+        )
     with config.unlocked():
         config.hindsight.source, config.hindsight.control = "self_hindsight", "none"  # no library is read here
+        config.eval.teacher_games = int(stage == "following")  # whether the sampler's slots have room for a skill
         if _SERVER.value and stage == "rollouts":
             config.model.init = config.model.init or "(served)"
     config_lib.check(config, ("annotate", "seed", "env") if stage == "dataset" else SECTIONS)
@@ -107,114 +112,6 @@ def _check(config, stage: str) -> None:
             f"annotate.writer = 'openai', hindsight.api_url = {h.api_url!r}, hindsight.api_model = {h.api_model!r}: "
             "name the service and its model in the last two, or set annotate.writer = 'policy' or 'planner'"
         )
-
-
-def chosen_tasks(config) -> list:
-    """The training tasks that are played, families in turn. A longer list starts with the shorter one."""
-    try:
-        train, _ = tasks_of(config)
-    except (ValueError, FileNotFoundError) as error:
-        raise records_lib.RecordError(str(error)) from error
-    tasks = schedule(train, config.seed, 0, config.annotate.tasks)
-    if len({task.id for task in tasks}) < len(tasks):
-        raise config_lib.ConfigError(
-            f"annotate.tasks = {len(tasks)}: some families of the {len(train)} training tasks have fewer than their "
-            "share; lower it, or raise env.train_tasks"
-        )
-    return tasks
-
-
-# -- rollouts ----------------------------------------------------------------------------------------------------------
-
-
-def collect(config, out: Path) -> dict[str, Any]:
-    """Appends the episodes that are not there yet; returns the report.
-
-    Tasks are played in waves of rollout.tasks; what a wave samples depends on its place only, so one that was
-    interrupted is played again as it was.
-    """
-    settings = {field: value for field, value in config_lib.flatten(config).items() if _shapes_rollouts(field)}
-    settings |= {"server": _SERVER.value, "served_model": _SERVED_MODEL.value}
-    records_lib.check_settings(out, "rollouts", settings)
-    path, group = out / records_lib.ROLLOUTS_FILE, config.annotate.rollouts
-    records_lib.mend(path)
-    there = {record["episode"] for record in records_lib.read_records(path)}
-    tasks = chosen_tasks(config)
-    params = SamplingParams(config.rollout.max_response_tokens, config.annotate.temperature)
-    waves = [tasks[start : start + config.rollout.tasks] for start in range(0, len(tasks), config.rollout.tasks)]
-    policy, counts = None, Counter()
-    countdown, turns = Countdown(len(tasks) * group, len(there)), TurnProgress(config.env.max_steps, len(waves))
-    with open_world(config, tasks[:1]) as world:
-        for number, wave in enumerate(waves):
-            wanted = {records_lib.episode_id(task.id, rollout) for task in wave for rollout in range(group)}
-            if wanted <= there:
-                continue
-            policy = policy or open_policy(config, out)
-            sampler, tokenizer, max_prompt_tokens = policy
-            stream = ROLLOUT_STREAM + number
-            limits = dict(params=params, max_prompt_tokens=max_prompt_tokens)
-            episodes = play(
-                sampler,
-                tokenizer,
-                world,
-                wave,
-                group=group,
-                stream=stream,
-                seed=config.seed,
-                counts=counts,
-                on_turn=turns,
-                **limits,
-            )
-            turns.close()
-            for episode in episodes:
-                record = records_lib.to_record(episode, episode.index % group)
-                if record["episode"] not in there and not episode.error:
-                    pictures.store(out, shown(episode.turns))
-                    append_jsonl(path, record)
-                    there.add(record["episode"])
-            far = f"{len(there)} episodes of {len(tasks) * group}, {countdown.text(len(there))}"
-            print(f"wave {number + 1}/{len(waves)}: {far}", flush=True)
-    return _rollout_report(records_lib.read_records(path), len(tasks) * group, counts)
-
-
-def _shapes_rollouts(field: str) -> bool:
-    """Whether an episode depends on the field. The number of tasks does not shape those that are there."""
-    free = (
-        "env.workers",
-        "env.step_timeout_s",
-        "rollout.batch",
-        "rollout.analysis_batch",
-        "rollout.prompt_bucket",
-        "rollout.group",
-    )
-    if field.startswith(free) or field in ("rollout.temperature", "rollout.max_rounds"):
-        return False
-    return field.startswith(("env.", "rollout.")) or field in (
-        "seed", "model.init", "model.dtype", "annotate.rollouts", "annotate.temperature",
-    )  # fmt: skip
-
-
-def _rollout_report(records: list[dict[str, Any]], wanted: int, counts: Counter) -> dict[str, Any]:
-    episodes = [records_lib.to_episode(record) for record in records]
-    summary = summarize(episodes, [episode.task_id for episode in episodes])
-    return {
-        "missing": max(0, wanted - len(records)),
-        "prompt_truncated": counts["prompt_truncated"],
-        "prompt_overflow": counts["prompt_overflow"],
-        "env_errors": counts["env_errors"],
-        **summary,
-    }
-
-
-def open_policy(config, out: Path) -> tuple[Any, Any, int]:
-    """(sampler, tokenizer, prompt limit) of what plays."""
-    if _SERVER.value:
-        h = config.hindsight
-        limits = (h.api_timeout_s, h.api_workers, config.annotate.retries)
-        client = Client(_SERVER.value, _SERVED_MODEL.value, *limits, source="--server", cache=out / "cache")
-        vision = hf.load_spec(hf.resolve(config.model.init)).vision if config.env.observation == "image" else None
-        return ServedSampler(client), CharacterTokenizer(vision), sys.maxsize
-    return *common.open_model(config), config.rollout.max_prompt_tokens
 
 
 # -- skills ------------------------------------------------------------------------------------------------------------
@@ -296,19 +193,59 @@ def _writer(config, out: Path, episodes: list[Episode]) -> tuple[Any, annotate.A
 
 
 def make_dataset(config, out: Path) -> dict[str, Any]:
-    episodes, skills = dataset.load_sources(out / records_lib.ROLLOUTS_FILE, out / records_lib.SKILLS_FILE)
     a = config.annotate
-    train, val, meta = dataset.build(episodes, skills, fraction=a.val_fraction, acting=a.acting, seed=config.seed)
+    sources = [(out / records_lib.ROLLOUTS_FILE, "rollouts"), (out / records_lib.SKILLS_FILE, "skills")]
+    if a.following:
+        _check_placement(config, out)
+        sources.append((out / records_lib.FOLLOWED_FILE, "following"))
+    episodes, skills, *followed = dataset.load_sources(*sources)
+    how = config.env.prompt, config.hindsight.placement
+    rows = [row for lines in followed for row in dataset.following_rows(lines, *how)]
+    train, val, meta = dataset.build(
+        episodes,
+        skills,
+        fraction=a.val_fraction,
+        acting=a.acting,
+        seed=config.seed,
+        followed=rows,
+        following=a.following,
+    )
     meta |= {"prompt_style": config.env.prompt, "max_analysis_tokens": config.hindsight.max_analysis_tokens}
     dataset.write(out, train, val, meta)
-    wanted = round(a.acting * meta["train"].get(dataset.SKILL, 0))
-    if meta["train"].get(dataset.ACT, 0) < wanted:
-        print(
-            f"note: {meta['train'].get(dataset.ACT, 0)} acting rows where annotate.acting asks for {wanted}: the "
-            "successful episodes have no more turns",
-            file=sys.stderr,
-        )
+    for kind, field in ((dataset.ACT, "acting"), (dataset.FOLLOW, "following")):
+        wanted = round(a[field] * meta["train"].get(dataset.SKILL, 0))
+        if meta["train"].get(kind, 0) < wanted:
+            print(
+                f"note: {meta['train'].get(kind, 0)} {field} rows where annotate.{field} asks for {wanted}: the "
+                "successful episodes have no more turns",
+                file=sys.stderr,
+            )
     return meta
+
+
+def _check_placement(config, out: Path) -> None:
+    """A row is a text that the model's template is applied to, so a skill must have its place in that text."""
+    placement = config.hindsight.placement
+    if placement not in TEXT_PLACEMENTS:
+        raise config_lib.ConfigError(
+            f"annotate.following = {config.annotate.following:g}, hindsight.placement = {placement!r}: a row of the "
+            f"data has its skill in the user message; set the second to {' or '.join(map(repr, TEXT_PLACEMENTS))}"
+        )
+    played = records_lib.noted_settings(out).get("following", {})
+    for field, mine in (("hindsight.placement", placement), ("env.prompt", config.env.prompt)):
+        if played.get(field, mine) != mine:
+            raise records_lib.RecordError(
+                f"{field} = {mine!r}: the episodes of {out / records_lib.FOLLOWED_FILE} were played with "
+                f"{played[field]!r}; use the config that they were made with"
+            )
+
+
+_STAGE_OF = {
+    "rollouts": lambda config, out: collect(config, out, _SERVER.value, _SERVED_MODEL.value),
+    "skills": write_skills,
+    "following": follow,
+    "dataset": make_dataset,
+}
 
 
 def run() -> None:

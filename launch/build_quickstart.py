@@ -6,11 +6,13 @@
 2. The base: behaviour cloning of a rule-based player on generated games. It perceives well but lacks a workflow: in
    `--skip` (at last `--weak_skip`) of the clean / heat / cool demonstrations the player forgets that step and fails.
 3. Stage 1: hindsight-skill SFT on (episode -> skill) pairs from a rule-based annotator, mixed with acting rows
-   (`--stage1_skip` of them forgetful) and with acting rows that follow a skill in the prompt and never forget.
+   (`--stage1_skip` of them forgetful) and with acting rows whose prompt holds a skill. What the skill says is all that
+   it does: one that names the forgotten step is followed, one that is about something else, or says nothing, leaves
+   the player as forgetful as without.
 
 card.json gets what was measured of both: on a panel of its own, by which the settings above were chosen, and on the
-panel that the quickstart evaluates. An existing base/ is kept, so an interrupted build goes on with stage 1. No game
-of the training list or of a panel is used for training here.
+panel that the quickstart evaluates. An existing base/ is kept, so an interrupted build goes on with stage 1
+(and with its second half if taught/ is there). No game of the training list or of a panel is used for training here.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ WEAK_SKIP = flags.DEFINE_float("weak_skip", 0.55, "as --skip, in the last stage 
 STAGE1_SKIP = flags.DEFINE_float("stage1_skip", 0.88, "as --skip, in stage 1")
 STAGE1_STEPS = flags.DEFINE_integer("stage1_steps", 1500, "optimizer steps of stage 1")
 GAMES = flags.DEFINE_integer("games", 6000, "games of the behaviour-cloning data (each played twice)")
+STAGE1_POLISH_STEPS = flags.DEFINE_integer("stage1_polish_steps", 600, "further steps with a fresh optimizer")
 STAGE1_GAMES = flags.DEFINE_integer("stage1_games", 3000, "games of the data of stage 1")
 SKIP = flags.DEFINE_float("skip", 0.5, "share of clean/heat/cool demonstrations that forget the step")
 CARD_GAMES = flags.DEFINE_integer("card_games", 192, "games of each panel that card.json is measured on", lower_bound=1)
@@ -274,10 +277,39 @@ def build_base(tokenizer, spec, optimizer, out: Path) -> None:
         shutil.rmtree(out.with_name(name))
 
 
+def build_stage1(tokenizer, spec, optimizer, out: Path) -> None:
+    """Stage 1 of the saved base, in two stages as `build_base` has: taught, and from its saved result polished."""
+    seed = SEED.value
+    data = stage1_data(tokenizer, STAGE1_GAMES.value, STAGE1_SKIP.value, seed)
+    print("stage 1: " + ", ".join(f"{len(samples)} {kind}" for kind, samples in data._asdict().items()), flush=True)
+    stages = (
+        ("base", "taught", STAGE1_STEPS.value, 1.2e-3),
+        ("taught", "stage1", STAGE1_POLISH_STEPS.value, 6e-4),
+    )
+    for number, (start, name, steps, lr) in enumerate(stages, 1):
+        if name == "taught" and (out / name / "config.json").exists():
+            continue
+        _, params = hf.load(out / start)
+        state = train_sft(
+            init_state(params, optimizer, keep_reference=False),
+            spec,
+            optimizer,
+            list(zip(data, SHARES, strict=True)),
+            SKILL_SHAPE,
+            steps=steps,
+            rows_per_step=ROWS // 2,
+            lr=lr,
+            seed=seed + number,
+            report=reporter(name, steps),
+        )
+        save(state.params, spec, tokenizer, out / name)
+    shutil.rmtree(out / "taught")
+
+
 def main(_) -> None:
     keep_freed_memory()
     use_every_core(ROWS)
-    out, seed = Path(OUT.value), SEED.value
+    out = Path(OUT.value)
     hf.check_replaceable(out / "stage1")  # before hours of work
     tokenizer = tok.build_phrase_tokenizer(
         vocabulary.phrases(), vocabulary.classes(), vocabulary.words(), vocabulary.MAX_NUMBER
@@ -288,22 +320,7 @@ def main(_) -> None:
         print(f"{out / 'base'} exists and is kept", flush=True)
     else:
         build_base(tokenizer, spec, optimizer, out / "base")
-    _, params = hf.load(out / "base")
-    data = stage1_data(tokenizer, STAGE1_GAMES.value, STAGE1_SKIP.value, seed)
-    print("stage 1: " + ", ".join(f"{len(samples)} {kind}" for kind, samples in data._asdict().items()), flush=True)
-    state = train_sft(
-        init_state(params, optimizer, keep_reference=False),
-        spec,
-        optimizer,
-        list(zip(data, SHARES, strict=True)),
-        SKILL_SHAPE,
-        steps=STAGE1_STEPS.value,
-        rows_per_step=ROWS // 2,
-        lr=1.2e-3,
-        seed=seed + 1,
-        report=reporter("stage1", STAGE1_STEPS.value),
-    )
-    save(state.params, spec, tokenizer, out / "stage1")
+    build_stage1(tokenizer, spec, optimizer, out)
     split = quickstart.get_config().eval.split
     panels = {
         "settings": [as_task(game) for game in games(FIRST_SETTINGS_GAME, CARD_GAMES.value)],

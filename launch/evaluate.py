@@ -170,6 +170,32 @@ def run(config, other: dict[str, Any] | None) -> dict[str, Any]:
         transcript.write_text("")  # of an earlier evaluation
     if other:  # before anything is played
         _check_comparable(panel, other)
+    results, measured, pool = _play(config, policy, tasks, transcript)
+    result = {
+        "format": FORMAT,
+        "policy": policy.record,
+        "panel": panel,
+        "repeats": _REPEATS.value,
+        "seed": config.eval.seed,
+        "config": {section: config[section].to_dict() for section in ("env", "rollout", "hindsight", "eval")},
+        "results": results,
+        "pool": pool,
+        "seconds": time.perf_counter() - start,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    if measured:  # the first temperature is the headline
+        result |= {**measured[0], "temperatures": measured}
+    if other:
+        result["comparison"] = {"with": str(_COMPARE.value), "results": compare(result, other)}
+    write_whole(out, json.dumps(jsonable(result), indent=1) + "\n")
+    print(f"written: {out}", file=sys.stderr if _JSON.value else sys.stdout)
+    return result
+
+
+def _play(
+    config, policy: Policy, tasks: Sequence[Any], transcript: Path | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """(results of every condition, what is measured of the teacher at every temperature, counts of the pool)."""
     skills = Skills(config, policy.tokenizer, {task.family for task in tasks})
     conditions = [(t, read) for read in skills.at_eval for t in config.eval.temperatures]
     results, measured = [], []
@@ -198,25 +224,7 @@ def run(config, other: dict[str, Any] | None) -> dict[str, Any]:
                 player = skill_evaluation.player_of(config, policy, world, skills, float(temperature), on_turn)
                 measured.append(skill_evaluation.measure(_SKILLS.value, _PART.value, player, tasks, own))
         pool = world.pool.stats()
-    result = {
-        "format": FORMAT,
-        "policy": policy.record,
-        "panel": panel,
-        "repeats": _REPEATS.value,
-        "seed": config.eval.seed,
-        "config": {section: config[section].to_dict() for section in ("env", "rollout", "hindsight", "eval")},
-        "results": results,
-        "pool": pool,
-        "seconds": time.perf_counter() - start,
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-    if measured:  # the first temperature is the headline
-        result |= {**measured[0], "temperatures": measured}
-    if other:
-        result["comparison"] = {"with": str(_COMPARE.value), "results": compare(result, other)}
-    write_whole(out, json.dumps(jsonable(result), indent=1) + "\n")
-    print(f"written: {out}", file=sys.stderr if _JSON.value else sys.stdout)
-    return result
+    return results, measured, pool
 
 
 def _panel(config) -> list:

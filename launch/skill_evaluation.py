@@ -11,6 +11,8 @@ from seed_jax.hindsight.sources import LIBRARIES, Skills
 from seed_jax.rollout import World
 from seed_jax.types import Episode
 
+WRITTEN = ("self", "wrong", "placebo")  # kinds of skills that begin with one that the policy has written
+
 
 class SkillsError(ValueError):
     """Skills that an environment or a command line cannot give."""
@@ -47,20 +49,25 @@ def measure(
     episodes: Sequence[Episode],
 ) -> dict[str, Any]:
     """What `teacher.compare` says of the bare `episodes` (repeat by repeat, in the order of the tasks) and the same
-    games with their skills, and of the skills: how many could be read, some of them."""
+    games with their skills; and of the skills, how many could be read, in how many turns there was no room for them,
+    and some examples."""
     by_id = {task.id: task for task in tasks}
     mine = max(1, len({episode.index for episode in episodes}))
     student = teacher.copies(episodes)
     played, counts = [], None
-    if kind in ("self", "wrong", "placebo"):
+    if kind in WRITTEN:
         counts = teacher.write_skills(player, student)
+        for episode in student:  # before a placebo takes their place, which is as long as they are
+            episode.skill = teacher.only_part(episode.skill, part, player.world.domain)
     for repeat in range(len(student) // mine):
         part_of = student[repeat * mine : (repeat + 1) * mine]
         given = teacher.chosen_skills(kind, player, part_of, by_id)
-        given = [teacher.only_part(skill, part, player.world.domain) for skill in given]
+        if kind not in WRITTEN:
+            given = [teacher.only_part(skill, part, player.world.domain) for skill in given]
         played += teacher.play_again(player, part_of, given, by_id, repeat)
     result = teacher.compare(student, played)
     result |= {"temperature": player.temperature, "skills": kind, "part": part}
+    result["turns_without_room"] = sum(not read for e in played if e.given for read in player.skills.had_room(e))
     if counts is not None:
         result["parse_rate"] = counts["parsed"] / max(1, counts["analyzed"])
     result["examples"] = [
@@ -90,6 +97,11 @@ def format_skills(result: dict[str, Any]) -> str:
             f"  {name:<{width}}  {_pm(f['student'])} -> {_pm(f['teacher'])}  ({f['episodes']})"
             for name, f in r["family"].items()
         ]
+        if r["turns_without_room"]:
+            lines.append(
+                f"  {r['turns_without_room']} turns were played without the skill, which made the prompt too long; "
+                "raise hindsight.max_skill_tokens"
+            )
         if warning := teacher.nothing_to_give(r["margin"]):
             lines.append(f"  {warning}")
     return "\n".join(lines)

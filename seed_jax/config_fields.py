@@ -198,6 +198,7 @@ NOT_NEGATIVE = (
     "annotate.usd_per_million_prompt_tokens",
     "annotate.usd_per_million_completion_tokens",
     "annotate.acting",
+    "annotate.following",
     "sft.weight_decay",
     "sft.play_temperature",
 )

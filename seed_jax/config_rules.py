@@ -173,6 +173,21 @@ COMBINATIONS: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         "the margin is measured at evaluations; set eval.teacher_games and eval.every above 0",
     ),
     (
+        ("distill.schedule", "hindsight.source", "hindsight.at_eval"),
+        lambda schedule, source, panel: (
+            schedule == "margin"
+            and (source not in ("none", "self_hindsight", "ground_truth", *_LIBRARIES) or panel == "yes")
+        ),
+        "the margin is measured of skills about single episodes, against a panel played without; set hindsight.source "
+        "= 'self_hindsight' and hindsight.at_eval = 'no', or distill.schedule = 'const'",
+    ),
+    (
+        ("loss.gen_reward", "hindsight.source"),
+        lambda reward, source: reward == "second_attempts" and source == "group_reflection",
+        "second attempts are counted for the skill of one episode, not for that of a group; set loss.gen_reward = "
+        "'gap', or hindsight.source = 'self_hindsight'",
+    ),
+    (
         ("loss.gen_coef", "hindsight.source", "distill.kind", "adv.shape"),
         lambda coef, source, kind, shape: (
             coef > 0 and (source not in ("self_hindsight", "group_reflection") or (kind == shape == "none"))

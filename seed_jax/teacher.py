@@ -127,6 +127,7 @@ def compare(student: Sequence[Episode], teacher: Sequence[Episode]) -> dict[str,
     by task family; coverage: share of the games for which there was a skill.
     """
     student, teacher = (sorted(multihost.gather_episodes(e), key=lambda e: e.index) for e in (student, teacher))
+    difference = paired(_records(teacher), _records(student))  # raises if they are not of the same games
     games = [episode.task_id for episode in student]
     before, after = (np.array([episode.won for episode in played], float) for played in (student, teacher))
     families = np.array([episode.family for episode in student])
@@ -143,7 +144,6 @@ def compare(student: Sequence[Episode], teacher: Sequence[Episode]) -> dict[str,
         }
 
     result = of(np.ones(len(games), bool))
-    difference = paired(_records(teacher), _records(student))
     result["margin"] |= {name: difference[name] for name in ("interval", "p_value", "better_on", "worse_on")}
     return result | {
         "games": len(set(games)),

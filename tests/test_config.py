@@ -86,6 +86,10 @@ def test_every_field_has_a_comment():
         ("hindsight__placement", "footer"),
         ("hindsight__at_rollout", 1.5),
         ("hindsight__at_rollout", "half"),
+        ("hindsight__second_attempts", 1.0),
+        ("hindsight__second_attempts", -0.1),
+        ("hindsight__second_attempts", "half"),
+        ("hindsight__train_second", 1),
         ("hindsight__at_eval", True),
         ("hindsight__library", None),
         ("hindsight__api_timeout_s", 0.0),
@@ -102,6 +106,9 @@ def test_every_field_has_a_comment():
         ("distill__kind", "kl"),
         ("distill__teacher", "other"),
         ("distill__span", "plan"),
+        ("distill__value", "gap"),
+        ("distill__value", 0.5),
+        ("distill__hide_places", "yes"),
         ("distill__schedule", "cosine"),
         ("distill__ema_rate", 0.0),
         ("distill__mix", 1.5),
@@ -117,6 +124,7 @@ def test_every_field_has_a_comment():
         ("hindsight__step_skills", 0),
         ("hindsight__teach_readers", "yes"),
         ("loss__gen_coef", -0.1),
+        ("loss__gen_reward", "won"),
         ("adv__shape_clip", 1.0),
         ("adv__gamma", 1.1),
         ("adv__overlong_buffer", -1),
@@ -133,6 +141,8 @@ def test_every_field_has_a_comment():
         ("optim__b2", 1.0),
         ("pack__rows_per_micro", 0),
         ("eval__split", "test"),
+        ("eval__teacher_games", -1),
+        ("eval__teacher_games", 2.5),
         ("eval__temperatures", ()),
         ("eval__temperatures", (0.0, -1.0)),
         ("checkpoint__keep", 0),
@@ -209,6 +219,66 @@ def test_impossible_value_names_field_and_value(field, value):
             {"hindsight__source": "env_feedback", "env__observation": "image"},
             ["hindsight.source = 'env_feedback'", "env.observation = 'image'"],
         ),
+        (
+            {**LIBRARY, "hindsight__second_attempts": 0.25},
+            ["hindsight.second_attempts = 0.25", "hindsight.source = 'static_library'"],
+        ),
+        (
+            {"hindsight__second_attempts": 0.25, "hindsight__source": "none", "distill__kind": "none"},
+            ["hindsight.second_attempts = 0.25", "hindsight.source = 'none'"],
+        ),
+        (
+            {"hindsight__second_attempts": 0.9},  # 7 of 8
+            ["hindsight.second_attempts = 0.9", "rollout.group = 8", "adv.kind = 'grpo'"],
+        ),
+        (
+            {"hindsight__second_attempts": 0.01, "rollout__group": 1, "adv__kind": "reinforce_pp"},  # there is one
+            ["hindsight.second_attempts = 0.01", "rollout.group = 1"],
+        ),
+        (
+            {"hindsight__second_attempts": 0.25, "rollout__group_filter": "dynamic"},
+            ["hindsight.second_attempts = 0.25", "rollout.group_filter = 'dynamic'"],
+        ),
+        ({"hindsight__train_second": True}, ["hindsight.second_attempts = 0.0", "hindsight.train_second = True"]),
+        ({"distill__value": "second_attempts"}, ["hindsight.second_attempts = 0.0", "distill.value"]),
+        ({"loss__gen_reward": "second_attempts"}, ["hindsight.second_attempts = 0.0", "loss.gen_reward"]),
+        (
+            {"hindsight__second_attempts": 0.1, "hindsight__train_second": True},  # 1 of 8
+            ["hindsight.train_second = True", "hindsight.second_attempts = 0.1", "rollout.group = 8"],
+        ),
+        (
+            {"hindsight__second_attempts": 0.25, "hindsight__train_second": True, "pack__row_tokens": 2815},
+            ["pack.row_tokens = 2815", "hindsight.max_skill_tokens = 256", "hindsight.train_second = True"],
+        ),
+        (
+            {
+                "hindsight__second_attempts": 0.25,
+                "loss__gen_reward": "second_attempts",
+                "hindsight__source": "group_reflection",
+            },
+            ["loss.gen_reward = 'second_attempts'", "hindsight.source = 'group_reflection'"],
+        ),
+        (
+            {"distill__hide_places": True, "distill__span": "action", "distill__span_weight": 2.0},
+            ["distill.hide_places = True", "distill.span_weight = 2.0"],
+        ),
+        (
+            {**LIBRARY, "hindsight__control": "true_skill"},
+            ["hindsight.control = 'true_skill'", "hindsight.source = 'static_library'"],
+        ),
+        (
+            {"distill__schedule": "margin", "eval__teacher_games": 0},
+            ["distill.schedule = 'margin'", "eval.teacher_games = 0"],
+        ),
+        ({"distill__schedule": "margin", "eval__every": 0}, ["distill.schedule = 'margin'", "eval.every = 0"]),
+        (
+            {"distill__schedule": "margin", "hindsight__source": "peer_success"},
+            ["distill.schedule = 'margin'", "hindsight.source = 'peer_success'"],
+        ),
+        (
+            {**LIBRARY, "distill__schedule": "margin", "hindsight__at_eval": "yes"},
+            ["distill.schedule = 'margin'", "hindsight.at_eval = 'yes'"],
+        ),
         ({"hindsight__teach_readers": True}, ["hindsight.teach_readers = True", "hindsight.at_rollout = 0.0"]),
         ({"distill__rows": "losing_view"}, ["distill.rows = 'losing_view'", "hindsight.teach_readers = False"]),
         ({"distill__span_weight": 2.0}, ["distill.span_weight = 2.0", "distill.span = 'all'"]),
@@ -264,10 +334,31 @@ def test_impossible_combination_names_all_fields(overrides, fields):
         {**LIBRARY, "hindsight__at_rollout": 1.0, "hindsight__at_eval": "both", "distill__kind": "none"},
         {**LIBRARY, "hindsight__control": "placebo", "hindsight__retrieval": "all"},
         {"hindsight__control": "wrong_skill", "hindsight__retrieval": "all"},
+        {"hindsight__control": "true_skill"},
+        {"hindsight__second_attempts": 0.75},  # two first attempts remain
+        {"hindsight__second_attempts": 0.01},
+        {"hindsight__second_attempts": 0.5, "rollout__group": 2, "adv__kind": "reinforce_pp"},
+        {"hindsight__second_attempts": 0.25, "hindsight__train_second": True, "distill__kind": "none"},
+        {"hindsight__second_attempts": 0.25, "hindsight__train_second": True, "pack__row_tokens": 2816},
+        {"hindsight__second_attempts": 0.25, "pack__row_tokens": 2560},  # they are not trained
+        {"hindsight__second_attempts": 0.25, "distill__value": "second_attempts"},
+        {"hindsight__second_attempts": 0.25, "hindsight__source": "peer_success", "rollout__group_filter": "mask"},
+        {"distill__hide_places": True},
+        {"distill__hide_places": True, "distill__span": "action"},
+        {"distill__schedule": "margin"},
+        {**LIBRARY, "distill__schedule": "margin", "hindsight__at_eval": "both"},
+        {"eval__teacher_games": 0, "eval__every": 0},
     ],
 )
 def test_possible_combinations_pass(overrides):
     config_lib.check(make_config(**overrides))
+
+
+def test_second_attempts_and_skills_in_first_ones_exclude_each_other():
+    """The skills of the one come from an analyzer, those of the other from a library: more than one rule says so."""
+    found = problems(make_config(hindsight__second_attempts=0.25, hindsight__at_rollout=0.5))
+    (clash,) = [problem for problem in found if "first attempts are played without a skill" in problem]
+    assert "hindsight.second_attempts = 0.25" in clash and "hindsight.at_rollout = 0.5" in clash
 
 
 def test_warnings():

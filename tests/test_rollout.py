@@ -15,7 +15,7 @@ from envs.base import EnvError
 from envs.pool import make_pool
 from seed_jax import tokenizer as tok
 from seed_jax.rollout import World, play
-from seed_jax.types import SamplingParams, Skill
+from seed_jax.types import Episode, SamplingParams, Skill
 from tests import tiny
 from tests.scripted import ScriptedSampler
 
@@ -209,14 +209,15 @@ class Given:
     """Gives every second episode of a group the same skill; `limit` tokens may be added to a prompt."""
 
     def __init__(self, limit: int):
-        self.hindsight, self.asked = SimpleNamespace(max_skill_tokens=limit), []
+        self.hindsight, self.asked, self.texts = SimpleNamespace(max_skill_tokens=limit), [], []
 
     def give(self, episode, place, share):
         self.asked.append((episode.index, place, share))
         if place % 2:
             episode.given = Skill("", "look for mug")
 
-    def encode(self, prompts, skills, images=None):
+    def encode_texts(self, prompts, texts, images=None):
+        self.texts += texts
         return [[7, 7, *ids] for ids in tok.encode_prompts(tiny.tokenizer(), prompts)]
 
 
@@ -225,6 +226,7 @@ def test_given_skills_are_in_the_ids_and_not_in_the_text():
     given = Given(9)
     episodes, _, counts = rollout(follow(TASKS, 2), TASKS[:2], group=2, skills=given, share=0.5)
     assert given.asked == [(0, 0, 0.5), (1, 1, 0.5), (2, 0, 0.5), (3, 1, 0.5)], "once an episode"
+    assert set(given.texts) == {"look for mug"}
     assert [episode.given is not None for episode in episodes] == [False, True, False, True]
     assert counts["given_overflow"] == 0
     for before, episode in zip(plain, episodes, strict=True):
@@ -244,6 +246,35 @@ def test_given_skill_without_room_is_left_out_and_counted():
         size + 2 if size + 2 <= longest + 1 else size for size in sizes
     ]
     assert counts["given_overflow"] == sum(size + 2 > longest + 1 for size in sizes) > 0
+
+
+def test_episodes_that_the_caller_has_made_keep_their_numbers_and_skills():
+    """The keys follow the number of the episode, the prompt its own skill: of the turn, of the episode, or none."""
+    steps = Skill("", "look for mug", ((1, "go to shelf 1"),))
+    made = [
+        Episode(task.id, task.family, task.goal, group=group, index=number, given=skill, attempt_of=3)
+        for task, group, number, skill in zip(TASKS, (4, 4, 9), (31, 7, 12), (steps, None, Skill("", "x")), strict=True)
+    ]
+    plain, _, _ = rollout(follow(TASKS))
+    tasks_of = dict(zip((31, 7, 12), TASKS, strict=True))
+    reply = lambda index, turn: follow([tasks_of[index]])(0, turn)  # noqa: E731
+    given = Given(9)
+    episodes, sampler, counts = rollout(reply, episodes=made, skills=given)
+    assert all(played is one for played, one in zip(episodes, made, strict=True)) and given.asked == []
+    assert [(e.group, e.index, e.attempt_of) for e in episodes] == [(4, 31, 3), (4, 7, 3), (9, 12, 3)]
+    assert [path for _, _, path, _ in sampler.rounds[0]] == [(5, 31, 0), (5, 7, 0), (5, 12, 0)]
+    assert all(episode.won for episode in episodes) and counts["given_overflow"] == 0
+    for before, episode in zip(plain, episodes, strict=True):
+        assert [turn.prompt for turn in episode.turns] == [turn.prompt for turn in before.turns]
+        for old, turn in zip(before.turns, episode.turns, strict=True):
+            assert turn.prompt_ids == ([7, 7, *old.prompt_ids] if episode.given else old.prompt_ids)
+    lengths = [len(episode.turns) for episode in episodes]
+    assert given.texts[:4] == ["look for mug", "x", "go to shelf 1", "x"]
+    assert sorted(given.texts) == sorted(["go to shelf 1", *["look for mug"] * (lengths[0] - 1), *["x"] * lengths[2]])
+
+
+def test_playing_nothing():
+    assert rollout(follow(TASKS), [], episodes=[])[0] == []
 
 
 # -- at each one's own pace --------------------------------------------------------------------------------------------

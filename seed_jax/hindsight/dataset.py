@@ -1,4 +1,5 @@
-"""The rows of stage 1: (analysis prompt -> skill) and, so that acting is not unlearned, turns of successful episodes.
+"""The rows of stage 1: (analysis prompt -> skill); turns of successful episodes, so that acting is not unlearned; and
+turns of successful episodes that were played with a skill in the prompt, so that skills are followed.
 
 A row whose prompt has images names their files ("images"), in the order of their places in it (pictures.py).
 
@@ -17,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from seed_jax.hindsight.prompts import prompt_with_skill
 from seed_jax.hindsight.records import DATASET_FILE, TRAIN_FILE, VAL_FILE, RecordError, read_records, skill_answer
-from seed_jax.images import check_places
+from seed_jax.images import check_places, escape
 from seed_jax.runtime.logging import write_whole
 from seed_jax.types import Skill
 
-SKILL, ACT = "skill", "act"  # kinds of rows
+KINDS = SKILL, ACT, FOLLOW = "skill", "act", "follow"  # of rows
 FORMAT = 1  # of dataset.json
 
 
@@ -42,20 +44,30 @@ def split_tasks(family_of: dict[str, str], fraction: float, seed: int) -> set[st
 
 
 def build(
-    episodes: Sequence[dict[str, Any]], skills: Sequence[dict[str, Any]], *, fraction: float, acting: float, seed: int
+    episodes: Sequence[dict[str, Any]],
+    skills: Sequence[dict[str, Any]],
+    *,
+    fraction: float,
+    acting: float,
+    seed: int,
+    followed: Iterable[dict[str, Any]] = (),
+    following: float = 0.0,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """(training rows, validation rows, what dataset.json says) from the lines of rollouts.jsonl and skills.jsonl.
+    """(training rows, validation rows, what dataset.json says) from the lines of rollouts.jsonl and skills.jsonl, and
+    `followed`, which are `following_rows`.
 
-    acting: acting rows for each skill row, on either side of the split; fewer if there are not enough.
+    acting, following: such rows for each skill row, on either side of the split; fewer if there are not enough.
     """
     val_tasks = split_tasks({record["task"]: record["family"] for record in episodes}, fraction, seed)
     usable = [line for line in skills if line["skill"] is not None]
-    turns = list(_acting_rows(episodes))
+    more = ((list(_acting_rows(episodes)), acting), (list(followed), following))
     rows: dict[bool, list[dict[str, Any]]] = {}
     for val in (False, True):
         mine = [_skill_row(line) for line in usable if (line["task"] in val_tasks) == val]
-        there = [row for row in turns if (row["task"] in val_tasks) == val]
-        mine += _balanced(there, round(acting * len(mine)), seed)
+        written = len(mine)
+        for turns, share in more:
+            there = [row for row in turns if (row["task"] in val_tasks) == val]
+            mine += _balanced(there, round(share * written), seed)
         rows[val] = sorted(mine, key=lambda row: _hash(seed, row["kind"], row["episode"], row["turn"]))
     count = lambda side: dict(Counter(row["kind"] for row in side))  # noqa: E731
     meta = {
@@ -131,18 +143,38 @@ def _skill_row(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _acting_rows(episodes: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """The turns of successful episodes whose reply was of use: the right form, and a command that the game took."""
+    for record, number, turn in _useful_turns(episodes):
+        yield _turn_row(ACT, record, number, turn, turn["prompt"])
+
+
+def following_rows(followed: Iterable[dict[str, Any]], style: str, placement: str) -> Iterable[dict[str, Any]]:
+    """From the lines of followed.jsonl: their prompts are what a teacher reads, the bare prompt with the skill in it. A
+    turn that had no room for its skill was played without, and is left out. placement: one of TEXT_PLACEMENTS."""
+    for record, number, turn in _useful_turns(followed):
+        if turn["with_skill"]:
+            skill = escape(record["skill"]) if "image" in turn else record["skill"]  # as it was read: prompts.py
+            prompt = prompt_with_skill(turn["prompt"], skill, style, placement)
+            yield _turn_row(FOLLOW, record, number, turn, prompt)
+
+
+def _useful_turns(episodes: Iterable[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], int, dict[str, Any]]]:
+    """(line, number, turn) of the turns of successful episodes whose reply was of use: the right form, and a command
+    that the game took."""
     for record in episodes:
         for number, turn in enumerate(record["turns"] if record["won"] else ()):
             if turn["valid"] and turn["admissible"]:
-                yield {
-                    "kind": ACT,
-                    **{name: record[name] for name in ("episode", "task", "family", "won")},
-                    "turn": number,
-                    "prompt": turn["prompt"],
-                    "response": turn["response"],
-                    **({"images": [turn["image"]]} if "image" in turn else {}),
-                }
+                yield record, number, turn
+
+
+def _turn_row(kind: str, record: dict[str, Any], number: int, turn: dict[str, Any], prompt: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        **{name: record[name] for name in ("episode", "task", "family", "won")},
+        "turn": number,
+        "prompt": prompt,
+        "response": turn["response"],
+        **({"images": [turn["image"]]} if "image" in turn else {}),
+    }
 
 
 def _balanced(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[dict[str, Any]]:
@@ -159,9 +191,10 @@ def _hash(*parts: Any) -> bytes:
     return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 
-def load_sources(rollouts: Path, skills: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The lines of both files. Raises RecordError, naming the stage that makes it, if one is missing."""
-    for path, stage in ((rollouts, "rollouts"), (skills, "skills")):
+def load_sources(*files: tuple[Path, str]) -> list[list[dict[str, Any]]]:
+    """The lines of each file; files: (path, stage that makes it). Raises RecordError, naming the stage, if one is
+    missing."""
+    for path, stage in files:
         if not path.exists():
             raise RecordError(f"{path} does not exist; make it with launch.annotate --stage={stage}")
-    return read_records(rollouts), read_records(skills)
+    return [read_records(path) for path, _ in files]

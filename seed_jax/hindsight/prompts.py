@@ -20,6 +20,7 @@ Images = Sequence[np.ndarray]  # of one prompt, in the order of their places in 
 
 STYLES = ("released", "compact", "react")
 PLACEMENTS = ("after_task_line", "user_prefix", "before_template", "system")
+TEXT_PLACEMENTS = PLACEMENTS[:2]  # where a skill is part of the user message
 
 _TASK_LINE = re.compile(
     r"^.*(your task is to:|your current task is:|your task is:|your question:|your goal is(?: to)?).*$",
@@ -78,6 +79,18 @@ def insert_skill(prompt: str, skill: str, style: str, heading: str = "hindsight"
     return f"{prompt.rstrip()}{gap}{block}"
 
 
+def prompt_with_skill(
+    prompt: str, skill: str, style: str, placement: str = "after_task_line", heading: str = "hindsight"
+) -> str:
+    """The user message of a teacher; placement: one of TEXT_PLACEMENTS. An empty skill changes nothing."""
+    if placement not in TEXT_PLACEMENTS:
+        raise ValueError(f"placement {placement!r} is not in the user message; that is {' or '.join(TEXT_PLACEMENTS)}")
+    if placement == "after_task_line":
+        return insert_skill(prompt, skill, style, heading)
+    block = skill_block(skill, style, heading)
+    return f"{block}{_gap(style)}{prompt.lstrip()}" if block else prompt
+
+
 def encode_with_skills(
     tokenizer,
     prompts: Sequence[str],
@@ -95,16 +108,13 @@ def encode_with_skills(
     """
     if images is not None and any(images):
         skills = [escape(skill) for skill in skills]
-    if placement == "after_task_line":
+    if placement in TEXT_PLACEMENTS:
         pairs = zip(prompts, skills, strict=True)
-        inserted = [insert_skill(prompt, skill, style, heading) for prompt, skill in pairs]
+        inserted = [prompt_with_skill(prompt, skill, style, placement, heading) for prompt, skill in pairs]
         return tok.encode_prompts(tokenizer, inserted, images=images)
-    blocks, gap = [skill_block(skill, style, heading) for skill in skills], _gap(style)
-    heads = [block and block + gap for block in blocks]
-    if placement == "user_prefix":
-        joined = [head + (prompt.lstrip() if head else prompt) for head, prompt in zip(heads, prompts, strict=True)]
-        return tok.encode_prompts(tokenizer, joined, images=images)
+    blocks = [skill_block(skill, style, heading) for skill in skills]
     if placement == "before_template":
+        heads = [block and block + _gap(style) for block in blocks]
         return tok.encode_prompts(tokenizer, prompts, before=heads, images=images)
     if placement == "system":
         return tok.encode_prompts(tokenizer, prompts, systems=blocks, images=images)

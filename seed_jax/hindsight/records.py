@@ -1,8 +1,9 @@
 """Stage 1 on disk: episodes and skills as JSON lines that are only ever appended, so that an interrupted collection
 goes on where it stopped.
 
-A line is one episode (rollouts.jsonl) or what was written about one (skills.jsonl), known by its `episode`: the task's
-id and the number of the rollout. Images are files of their own (pictures.py), which lines name.
+A line is one episode (rollouts.jsonl), what was written about one (skills.jsonl), or its task played again with that in
+the prompt (followed.jsonl), known by its `episode`: the task's id and the number of the rollout. Images are files of
+their own (pictures.py), which lines name.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from seed_jax import png
 from seed_jax.runtime.logging import read_jsonl, write_whole
 from seed_jax.types import Episode, Skill, Turn
 
-ROLLOUTS_FILE, SKILLS_FILE = "rollouts.jsonl", "skills.jsonl"
+ROLLOUTS_FILE, SKILLS_FILE, FOLLOWED_FILE = "rollouts.jsonl", "skills.jsonl", "followed.jsonl"
 TRAIN_FILE, VAL_FILE, DATASET_FILE = "train.jsonl", "val.jsonl", "dataset.json"
 SETTINGS_FILE = "settings.json"
 IMAGES_FOLDER = "images"
@@ -123,13 +124,18 @@ def alone_in(directory: Path) -> Iterator[None]:
         yield
 
 
-def check_settings(directory: Path, stage: str, settings: dict[str, Any]) -> None:
-    """Notes with what a stage is run; refuses to go on with anything else, since one file would mix both."""
+def noted_settings(directory: Path) -> dict[str, dict[str, Any]]:
+    """stage -> the settings that it was run with. Raises RecordError."""
     path = directory / SETTINGS_FILE
     try:
-        noted = json.loads(path.read_text()) if path.exists() else {}
+        return json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
         raise RecordError(f"{path} is damaged ({error}); remove it to go on without the check") from error
+
+
+def check_settings(directory: Path, stage: str, settings: dict[str, Any]) -> None:
+    """Notes with what a stage is run; refuses to go on with anything else, since one file would mix both."""
+    noted = noted_settings(directory)
     before = noted.get(stage)
     if before is not None and before != settings:
         lines = [
@@ -142,4 +148,4 @@ def check_settings(directory: Path, stage: str, settings: dict[str, Any]) -> Non
             + "\n".join(lines)
             + "\nChoose another --out."
         )
-    write_whole(path, json.dumps({**noted, stage: settings}, indent=1, sort_keys=True) + "\n")
+    write_whole(directory / SETTINGS_FILE, json.dumps({**noted, stage: settings}, indent=1, sort_keys=True) + "\n")

@@ -165,6 +165,14 @@ class Skills:
         where = self.style, self.hindsight.placement, self.heading
         return encode_with_skills(self.tokenizer, prompts, texts, *where, images=images)
 
+    def had_room(self, episode: Episode) -> list[bool]:
+        """Of each turn of an episode that was played with its `given` skill, whether the prompt had room for it."""
+        turns = episode.turns
+        images = [shown([turn]) for turn in turns]
+        texts = [episode.given.at(number) or "" for number in range(len(turns))]
+        read = self.encode_texts([turn.prompt for turn in turns], texts, images if any(images) else None)
+        return [turn.prompt_ids == ids for turn, ids in zip(turns, read, strict=True)]
+
     @property
     def heading(self) -> str:
         return "library" if self.library else "evidence" if self.source in EVIDENCE else "hindsight"

@@ -129,6 +129,11 @@ def warning(content: str) -> str:
     return f'<p class="warning" role="note">{text(content)}</p>'
 
 
-def signed(value: float | None) -> str:
-    """Two digits with their sign, a dash for None."""
-    return "\u2013" if value is None else f"{value:+.2f}".replace("-", "\u2212")
+def signed(value: float | None, digits: int = 2) -> str:
+    """With its sign, a dash for None."""
+    return "\u2013" if value is None else f"{value:+.{digits}f}".replace("-", "\u2212")
+
+
+def pm(value: float | None, error: float | None) -> str:
+    """With its standard error where that is known, a dash for None."""
+    return "\u2013" if value is None else f"{value:.3f} \u00b1 {error:.3f}" if error is not None else f"{value:.3f}"

@@ -9,8 +9,9 @@ from typing import Any
 from seed_jax.report import charts, markup
 from seed_jax.report.charts import Bar, Line
 from seed_jax.report.decisions import class_card, skill_card
-from seed_jax.report.markup import signed
+from seed_jax.report.markup import pm, signed
 from seed_jax.report.runs import Run
+from seed_jax.report.teacher_card import teacher_card
 from seed_jax.runtime.logging import duration
 
 _WARN_PENALTY = 0.25  # of groups that differ in the penalty alone; train/metrics.py warns at the same share
@@ -159,9 +160,26 @@ def lengths(run: Run) -> str:
 
 
 def teacher(run: Run, classes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What skills did; nothing for a method without a teacher."""
-    if not any(m.get("opd/coverage") is not None for m in run.metrics):
+    """What skills did; nothing for a method without them."""
+    cards = [teacher_card(run), second_attempts(run)]
+    if any(m.get("opd/coverage") is not None for m in run.metrics):
+        cards += [*distillation(run), class_card(run, classes), skill_card(run)]
+    if not any(cards):
         return []
+    title = '<h2>The teacher <small>the same policy with a skill in its prompt</small></h2><div class="grid">'
+    return [title, *cards, "</div>"]
+
+
+def second_attempts(run: Run) -> str:
+    """By iteration; "" for a run without them."""
+    rates = {"second, with the skill": "second/success_rate", "first, without": "second/first_success_rate"}
+    if not run.series("second/success_rate")[0]:
+        return ""
+    note = "Training tasks played again with the skill just written in the prompt, and the first attempts at the same."
+    return _curves(run, "Second attempts", rates, (0.0, 1.0), note)
+
+
+def distillation(run: Run) -> list[str]:
     skills = {"parse rate": "skill/parse_rate", "turns with a skill": "opd/coverage"}
     gate = {"mean": "opd/gate_mean", "share above one half": "opd/gate_high", "share saturated": "opd/gate_saturated"}
     gap = {"won episodes": "opd/gap_success", "lost episodes": "opd/gap_failure", "size": "opd/gap_size"}
@@ -171,13 +189,9 @@ def teacher(run: Run, classes: Mapping[str, Mapping[str, Any]]) -> list[str]:
         "divergence); by kind of decision, below, it says more."
     )
     return [
-        '<h2>The teacher <small>the same policy with a skill in its prompt</small></h2><div class="grid">',
         _curves(run, "Skills", skills, (0.0, 1.0), "Skills that could be read, and turns whose teacher has one."),
         _curves(run, "Gate", gate, (0.0, 1.0), gate_note),
         _curves(run, "Gap, nats a token", gap, None, gap_note),
-        class_card(run, classes),
-        skill_card(run),
-        "</div>",
     ]
 
 
@@ -293,7 +307,3 @@ def figure_list(figures: Sequence[str] | str) -> str:
 def settings(run: Run) -> str:
     rows = [[field, value] for field, value in run.config.items() if not field.startswith(("annotate.", "sft."))]
     return markup.details("Every setting of the run", markup.table(["field", "value"], rows, left=2))
-
-
-def pm(value: float | None, error: float | None) -> str:
-    return "\u2013" if value is None else f"{value:.3f} \u00b1 {error:.3f}" if error is not None else f"{value:.3f}"

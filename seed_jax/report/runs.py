@@ -15,6 +15,7 @@ from seed_jax.runtime.logging import (
     GAMES_FILE,
     METRICS_FILE,
     OUTCOMES_FILE,
+    TEACHER_FILE,
     WorkdirError,
     read_config,
     read_jsonl,
@@ -67,6 +68,7 @@ class Run(NamedTuple):
     summary: dict[str, Any] | None
     games: dict[str, Any] | None
     evaluated: list[dict[str, Any]]  # results of launch.evaluate beside the run
+    teacher: list[dict[str, Any]]  # the teacher as a player, see seed_jax.teacher; [] if it was not measured
 
     @property
     def method(self) -> str:
@@ -147,9 +149,8 @@ def _names(workdirs: Sequence[Path]) -> list[str]:
 def _load(workdir: Path, name: str) -> Run:
     try:
         config = config_lib.flatten(read_config(workdir / CONFIG_FILE, "name the workdir of launch.train"))
-        metrics, evaluations, outcomes = (
-            read_jsonl(workdir / file) for file in (METRICS_FILE, EVALUATIONS_FILE, OUTCOMES_FILE)
-        )
+        files = (METRICS_FILE, EVALUATIONS_FILE, OUTCOMES_FILE, TEACHER_FILE)
+        metrics, evaluations, outcomes, teacher = (read_jsonl(workdir / file) for file in files)
         games = json.loads((workdir / GAMES_FILE).read_text()) if (workdir / GAMES_FILE).is_file() else None
         evaluated = [_evaluation(path) for path in sorted(workdir.glob("evaluation_*.json"))]
     except (WorkdirError, ValueError) as error:
@@ -159,7 +160,8 @@ def _load(workdir: Path, name: str) -> Run:
         raise ReportError(f"--workdir={workdir}: its config has no {missing[0]}; use the version that recorded the run")
     if not metrics and not evaluations:
         raise ReportError(f"--workdir={workdir}: nothing is recorded yet; wait for the first evaluation")
-    return Run(name, workdir, config, metrics, evaluations, outcomes, read_summary(workdir), games, evaluated)
+    summary = read_summary(workdir)
+    return Run(name, workdir, config, metrics, evaluations, outcomes, summary, games, evaluated, teacher)
 
 
 def _evaluation(path: Path) -> dict[str, Any]:

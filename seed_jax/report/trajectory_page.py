@@ -23,6 +23,10 @@ BUDGET = 5_000_000  # bytes of a page
 MAX_CHARS = 20_000  # of an observation; the rest is left out and the page says how much
 _UNIT = 100  # numbers a nat
 _SHOWN_GATES = ("sig_gap", "hard", "none", "const")  # those that follow from a token's gap alone
+_AGAIN = (
+    "A second attempt plays a game again with the skill of its first attempt in the prompt; side by side, the skill "
+    "stands between them."
+)
 _TAUGHT = "Colour is the change of each sampled token's log-prob when the skill stands in the prompt."
 _SAMPLE = 3 * CHUNK  # episodes by which the size of all is estimated
 _ROOM, _SURE = 0.95, 0.8  # share of the budget that an estimate may fill; below the second it needs no check
@@ -31,14 +35,24 @@ _SHELL = 120_000  # bytes that the page takes without its episodes, with room to
 
 def read_trajectories(run: Run) -> list[dict[str, Any]]:
     """Recorded episodes by the age of the weights, panel games marked: a training episode of iteration n and a panel
-    game after n - 1 iterations are played by the same weights."""
+    game after n - 1 iterations are played by the same weights. Second attempts follow their first ones."""
     try:
         training, panel = (read_jsonl(run.workdir / file) for file in (TRAJECTORIES_FILE, PANEL_TRAJECTORIES_FILE))
     except ValueError as error:
         raise ReportError(str(error)) from error
     records = [{**r, "panel": False, "age": r["iteration"] - 1} for r in training]
     records += [{**r, "panel": True, "age": r["iteration"]} for r in panel]
-    return sorted(records, key=lambda r: (r["age"], not r["panel"], r["index"]))
+    return sorted(records, key=lambda r: (r["age"], not r["panel"], _first_attempt(r), r["index"]))
+
+
+def _first_attempt(record: Mapping[str, Any]) -> int:
+    """The number of the first attempt: of a second one that which it follows, else its own."""
+    of = record.get("attempt_of")  # runs of before have none
+    return record["index"] if of is None else of
+
+
+def _is_second(record: Mapping[str, Any]) -> bool:
+    return record.get("attempt_of") is not None
 
 
 def body(run: Run, records: Sequence[Mapping[str, Any]], limit: int, budget: int = BUDGET) -> str:
@@ -58,6 +72,8 @@ def body(run: Run, records: Sequence[Mapping[str, Any]], limit: int, budget: int
                 f"The run's gate, {gate}, depends on more than the token's gap; the page shows sigmoid(beta * gap)."
             )
         )
+    if any(map(_is_second, shown)):
+        notes.append(f'<p class="note">{markup.text(_AGAIN)}</p>')
     data = "".join(f'<script type="text/plain" id="chunk{i}">{chunk}</script>' for i, chunk in enumerate(chunks))
     shell = string.Template((markup.ASSETS / "trajectories.html").read_text())
     taught = any("teacher" in turn for record in shown for turn in record["turns"])
@@ -88,15 +104,33 @@ def fitting(run: Run, records: Sequence[Mapping[str, Any]], budget: int) -> Sequ
 
 
 def thinned(records: Sequence[Any], count: int) -> list[Any]:
-    """At most `count` of them, evenly spaced."""
+    """At most `count` of them, evenly spaced; a first attempt and the second ones behind it stay together."""
     if len(records) <= count:
         return list(records)
-    return [records[len(records) * i // count] for i in range(count)]
+    tries: list[list[Any]] = []
+    for record in records:
+        if tries and _is_second(record) and _same_try(tries[-1][0], record):
+            tries[-1].append(record)
+        else:
+            tries.append([record])
+    kept = min(count, len(tries))
+    while True:
+        chosen = [record for i in range(kept) for record in tries[len(tries) * i // kept]]
+        if len(chosen) <= count or kept == 1:
+            return chosen[:count]
+        kept = kept * count // len(chosen) or 1
+
+
+def _same_try(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(one[name] == other[name] for name in ("iteration", "panel")) and (
+        _first_attempt(one) == _first_attempt(other)
+    )
 
 
 def encode(run: Run, records: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     """(index element, chunks in base64)."""
     config = run.config
+    places = {(r["iteration"], r["index"]): i for i, r in enumerate(records) if not r["panel"] and not _is_second(r)}
     index = {
         "chunk": CHUNK,
         "first": _first(records),
@@ -110,11 +144,19 @@ def encode(run: Run, records: Sequence[Mapping[str, Any]]) -> tuple[str, list[st
             {
                 **{name: record[name] for name in ("task", "family", "goal", "won", "iteration", "panel", "age")},
                 "count": len(record["turns"]),
+                **_attempt(record, places),
             }
             for record in records
         ],
     }
     return markup.embed("index", index), [_pack(part) for part in _parts(records)]
+
+
+def _attempt(record: Mapping[str, Any], places: Mapping[tuple[int, int], int]) -> dict[str, Any]:
+    """Of a second attempt: that it is one, and the place of the first among those shown, null if it is not."""
+    if not _is_second(record):
+        return {}
+    return {"second": True, "first": places.get((record["iteration"], record["attempt_of"]))}
 
 
 def _first(records: Sequence[Mapping[str, Any]]) -> int:
@@ -148,7 +190,8 @@ def _episode(record: Mapping[str, Any], words: dict[str, int]) -> dict[str, Any]
         "wrong": record["wrong_skill"],
         "given": record["given_skill"],
     }
-    return {**found, "turns": [_turn(turn, record["skill"], words) for turn in record["turns"]]}
+    whole = record["given_skill"] if _is_second(record) else record["skill"]
+    return {**found, "turns": [_turn(turn, whole, words) for turn in record["turns"]]}
 
 
 def _turn(turn: Mapping[str, Any], skill: str | None, words: dict[str, int]) -> dict[str, Any]:

@@ -12,11 +12,20 @@ from typing import Any
 import numpy as np
 
 from seed_jax import config as config_lib
+from seed_jax import teacher
 from seed_jax.diagnostics import format_table, skill_table
 from seed_jax.hindsight.analyzer import analyze
 from seed_jax.rollout import play
 from seed_jax.runtime import multihost
-from seed_jax.runtime.logging import EVALUATIONS_FILE, METRICS_FILE, SUMMARY_FILE, jsonable, read_jsonl, write_whole
+from seed_jax.runtime.logging import (
+    EVALUATIONS_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    TEACHER_FILE,
+    jsonable,
+    read_jsonl,
+    write_whole,
+)
 from seed_jax.train.export import read_games, write_policy
 from seed_jax.train.metrics import conditions
 from seed_jax.train.state import TrainState
@@ -112,11 +121,11 @@ def _diagnosed(run, tasks: Sequence[Any]) -> list[Episode]:
 def summarize(run, table: dict | None) -> dict:
     """eval_before and eval_after are held-out success rates at the first temperature of the config; details follow.
 
-    They are without skills unless the config evaluates with them only.
+    They are without skills unless the config evaluates with them only. teacher: its last measurement, None without any.
     """
     evaluations = read_jsonl(run.workdir / EVALUATIONS_FILE)
     headline = [e for e in evaluations if conditions(e) == conditions(evaluations[0])]
-    records = read_jsonl(run.workdir / METRICS_FILE)
+    records, measured = (read_jsonl(run.workdir / file) for file in (METRICS_FILE, TEACHER_FILE))
     minutes = {name: sum(r.get(f"time/{name}_s") or 0.0 for r in records) / 60 for name in _phases(records)}
     for name in ("export", "diagnostics"):
         minutes[name] = run.timer.totals.get(name, 0.0) / 60
@@ -135,6 +144,7 @@ def summarize(run, table: dict | None) -> dict:
         "final_training_success": float(np.mean([r["rollout/success_rate"] for r in records[-5:]]))
         if records
         else None,
+        "teacher": measured[-1] if measured else None,
         "skill_table": table,
         "config_hash": config_lib.config_hash(run.config),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -152,8 +162,8 @@ def _phases(records: list[dict]) -> list[str]:
 
 
 def closing_text(run, summary: dict) -> str:
-    """What a run prints last: before and after, minutes by phase, the skill table, where things are, what to do
-    next."""
+    """What a run prints last: before and after, the teacher, minutes by phase, the skill table, where things are, what
+    to do next."""
     curves: dict[str, list[dict]] = {}
     for evaluation in summary["evaluations"]:
         curves.setdefault(conditions(evaluation), []).append(evaluation)
@@ -164,6 +174,8 @@ def closing_text(run, summary: dict) -> str:
             f"  {name:<20}{before['success_rate']:.3f} +- {before['standard_error']:.3f}  ->  "
             f"{after['success_rate']:.3f} +- {after['standard_error']:.3f}"
         )
+    if summary["teacher"]:
+        lines.append(teacher.told(summary["teacher"]))
     phases = ", ".join(f"{name} {value:.1f}" for name, value in summary["minutes_by_phase"].items() if value >= 0.05)
     lines.append(f"{summary['minutes']:.1f} minutes: {phases}")
     if summary["skill_table"]:

@@ -151,6 +151,7 @@ def _iteration(run: Run, state: TrainState, iteration: int, memory: dict) -> tup
         with run.timer("second_attempts"), multihost.together():
             tasks = schedule(run.setup.train_tasks, config.seed, iteration, config.rollout.tasks)
             seconds = second.play_seconds(run, episodes, tasks, iteration, counts)
+        second.set_values(episodes, seconds)
     with run.timer("pack"):
         samples = batch_samples(run, episodes, iteration, counts, read, seconds)
         rows = config.pack.rows_per_micro, config.pack.micros_per_mini
@@ -196,12 +197,19 @@ def _records(own: Sequence[Episode], chosen: Sequence[Episode]) -> list[dict]:
 
 
 def _evaluate(run: Run, state: TrainState, iteration: int, memory: dict) -> dict:
-    """The panel at every temperature; appended to evaluations.jsonl, each game's outcome to outcomes.jsonl. Then some
-    of its games by the teacher. Returns the metrics."""
+    """The panel at every temperature; appended to evaluations.jsonl, each game's outcome to outcomes.jsonl. Some of its
+    games by the teacher. Returns the metrics.
+
+    Nothing is written before all is played: an evaluation in the file is a whole one when the run is resumed.
+    """
     with run.timer("eval"):
         played = evaluate.evaluate_all(run)
     run.turns.close()
-    results = [evaluation.summary for evaluation in played]
+    results, measured = [evaluation.summary for evaluation in played], None
+    if teacher.measures(run):
+        with run.timer("teacher"):
+            measured = teacher.measure(run, played[0].own, results[0]["temperature"])
+        run.turns.close()
     for result, episodes, _ in played if run.leads else ():
         append_jsonl(run.workdir / EVALUATIONS_FILE, {"iteration": iteration, **result})
         append_jsonl(run.workdir / OUTCOMES_FILE, outcome_record(iteration, result, episodes))
@@ -210,11 +218,10 @@ def _evaluate(run: Run, state: TrainState, iteration: int, memory: dict) -> dict
     shown = ", ".join(f"{r['success_rate']:.3f} +- {r['standard_error']:.3f} ({conditions(r)})" for r in results)
     run.progress.message(f"held-out success after iteration {iteration}: {shown}, {results[0]['games']} games")
     metrics = eval_metrics(results)
-    if teacher.measures(run):
-        with run.timer("teacher"):
-            measured = teacher.measure(run, played[0].own, results[0]["temperature"])
-        run.turns.close()
-        memory["margin"] = watch_margin(memory.get("margin") or {}, measured["self"]["margin"]["success_rate"])
+    if measured:
+        if run.config.eval.every and iteration % run.config.eval.every == 0:  # a whole run lacks that of an earlier end
+            margin = measured["self"]["margin"]["success_rate"]
+            memory["margin"] = watch_margin(memory.get("margin") or {}, margin)
         if run.leads:
             append_jsonl(run.workdir / TEACHER_FILE, {"iteration": iteration, **measured})
         run.progress.message(teacher.told(measured))

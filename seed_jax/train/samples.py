@@ -47,6 +47,7 @@ def batch_samples(
         for t, turn in enumerate(episode.turns)
     ]
     if config.loss.gen_coef:
-        samples += analysis_samples(read, second.skill_values(episodes, seconds) if seconds else None)
+        measured = config.loss.gen_reward == "second_attempts"
+        samples += analysis_samples(read, second.skill_values(episodes, seconds) if measured else None)
     order = np.random.default_rng((config.seed, iteration)).permutation(len(samples))
     return [samples[i] for i in order]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from seed_jax.rollout import play
+from seed_jax.runtime import multihost
 from seed_jax.types import Episode, SamplingParams
 
 PRIOR = 2.0  # second attempts that the mean over all groups counts for in the value of one group
@@ -60,7 +61,7 @@ def plan(episodes: Sequence[Episode], count: int, first_number: int) -> list[Epi
 
 
 def play_seconds(run, episodes: Sequence[Episode], tasks: Sequence[Any], iteration: int, counts: Counter) -> list:
-    """The second attempts of an iteration, played; `value` of every first attempt is set. tasks: of the first ones."""
+    """The second attempts of an iteration, played. tasks: of the first ones."""
     config = run.config
     first, count = split_group(config.rollout, config.hindsight)
     planned = plan(episodes, count, config.rollout.tasks * first)
@@ -80,19 +81,20 @@ def play_seconds(run, episodes: Sequence[Episode], tasks: Sequence[Any], iterati
         on_turn=run.on_turn,
     )
     counts["second_without_skill"] += count * len({episode.group for episode in episodes}) - len(planned)
-    set_values(episodes, played)
     return played
 
 
 def set_values(episodes: Sequence[Episode], seconds: Sequence[Episode]) -> None:
     """`value` of the first attempts of each group: success of its second attempts minus success of its first ones.
 
-    Two or three attempts say little, so it is drawn towards the mean over all groups, which counts as PRIOR attempts;
-    a group without second attempts has that mean. 0 if there are none at all.
+    Two or three attempts say little, so it is drawn towards the mean over all groups (of all hosts, which meet here),
+    which counts as PRIOR attempts; a group without second attempts has that mean. 0 if there are none at all.
     """
     without, with_skill = _rates(episodes), _rates(seconds)
     both = {group: (rate - without[group][0], count) for group, (rate, count) in with_skill.items() if group in without}
-    mean = float(np.mean([difference for difference, _ in both.values()])) if both else 0.0
+    found = multihost.gather_json([difference for difference, _ in both.values()])
+    differences = [difference for part in found for difference in part]
+    mean = float(np.mean(differences)) if differences else 0.0
     for episode in episodes:
         difference, count = both.get(episode.group, (0.0, 0))
         episode.value = (count * difference + PRIOR * mean) / (count + PRIOR)

@@ -1,4 +1,4 @@
-"""Stage 1, the training: supervised fine-tuning on skills and acting turns, from a data set to an exported model.
+"""Stage 1, the training: supervised fine-tuning on skills and turns, from a data set to an exported model.
 
 A step's gradient is that of one loss over all of its examples, whatever the packing, the micro-batches and the devices.
 Before training and after every epoch the validation tasks say what the model can do: loss, share of usable skills among
@@ -83,9 +83,7 @@ class Stage1:
         shape = row_shape(s, vision, world)
         encode = lambda rows: samples_of(self.tokenizer, rows, shape, data.read_image)  # noqa: E731
         train = encode(data.train)  # before the model: these are the user's files
-        self.val = {
-            kind: encode([row for row in data.val if row["kind"] == kind]) for kind in (dataset.SKILL, dataset.ACT)
-        }
+        self.val = {kind: encode([row for row in data.val if row["kind"] == kind]) for kind in dataset.KINDS}
         validated = [*self.val.values(), [sample for samples in self.val.values() for sample in samples]]
         self.shape = with_images(shape, [packed(samples, shape) for samples in validated])
         self.mesh = sharding.make_mesh(fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
@@ -272,10 +270,10 @@ def validation_text(record: dict[str, Any]) -> str:
 
 
 def validation_loss(run: Stage1, params) -> dict[str, float]:
-    """Mean loss over validation examples as sft.loss takes it: of each kind, and of both as they are mixed there."""
+    """Mean loss over validation examples as sft.loss takes it: of each kind, and of all as they are mixed there."""
     values = {f"val_loss_{kind}": _mean_loss(run, params, samples) for kind, samples in run.val.items() if samples}
-    both = _mean_loss(run, params, [sample for samples in run.val.values() for sample in samples])
-    return {"val_loss": both, **values}
+    mixed = _mean_loss(run, params, [sample for samples in run.val.values() for sample in samples])
+    return {"val_loss": mixed, **values}
 
 
 def _mean_loss(run: Stage1, params, samples: Sequence[Sample]) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seed_jax import config as config_lib
+from seed_jax.hindsight import dataset
 from seed_jax.models import hf
 from seed_jax.runtime.logging import (
     CONFIG_FILE,
@@ -88,7 +89,8 @@ def export(run, params, step: int, name: str) -> None:
 
 def _card(run, step: int, base: str) -> str:
     config = run.config
-    counts = ", ".join(f"{sum(r['kind'] == kind for r in run.data.train)} {kind} rows" for kind in ("skill", "act"))
+    count = {kind: sum(row["kind"] == kind for row in run.data.train) for kind in dataset.KINDS}
+    counts = ", ".join(f"{n} {kind} rows" for kind, n in count.items() if n)
     return "\n".join(
         [
             "---",

@@ -1,8 +1,9 @@
 """Episodes for the trajectory page: every token of a sampled few, with its log-probs under each view of the prompt.
 
 Views: the *student* reads the prompt as the policy did, the *teacher* reads the episode's skill in it, *wrong* the
-skill of another task. All are scored under the weights before the update, in calls of one fixed shape beside it. The
-sample is small and chosen by outcome; rates belong to metrics.jsonl, not to it.
+skill of another task. A second attempt (train/second.py) has the first view only, with the skill that it was given. All
+are scored under the weights before the update, in calls of one fixed shape beside it. The sample is small and chosen by
+outcome; rates belong to metrics.jsonl, not to it.
 
 With several processes the first one records what it has played itself; all score it together, since each holds a part
 of the weights.
@@ -37,7 +38,8 @@ _DIGITS = 3  # of a log-prob in the file, nats
 
 
 def record_rollout(run, state: TrainState, iteration: int, episodes: Sequence[Episode]) -> None:
-    """Appends some of an iteration's episodes (iteration counted from 0) to trajectories.jsonl, where it is due."""
+    """Appends some of an iteration's episodes (iteration counted from 0) to trajectories.jsonl, where it is due.
+    episodes: those of this process, first and second attempts."""
     log = run.config.log
     due = log.trajectories_every and (iteration % log.trajectories_every == 0 or iteration + 1 == run.config.iterations)
     if due:
@@ -81,18 +83,40 @@ def _write(run, scorer: Scorer | None, file: str, iteration: int, chosen, wrong,
 
 def pick_pairs(episodes: Sequence[Episode], count: int) -> list[Episode]:
     """At most `count` played episodes: of groups spread over the iteration the first that won and the first that lost,
-    or the first two where all ended alike."""
+    or the first two where all ended alike.
+
+    Of a group with second attempts these are, where they can be, ones that were tried again, and the second attempt of
+    one of them comes behind it; such groups go before others.
+    """
+    played = [episode for episode in episodes if episode.turns and not episode.error]
+    seconds = {episode.attempt_of: episode for episode in reversed(played) if episode.attempt_of is not None}
     groups: dict[int, list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        if episode.turns and not episode.error:
+    for episode in played:
+        if episode.attempt_of is None:
             groups[episode.group].append(episode)
-    pairs = []
-    for members in groups.values():
-        first = {episode.won: episode for episode in reversed(members)}
-        pairs.append([first[True], first[False]] if len(first) == 2 else members[:2])
-    wanted = min(len(pairs), -(-count // 2))
-    spread = [pairs[len(pairs) * i // wanted] for i in range(wanted)]
-    return [episode for pair in spread for episode in pair][:count]
+    of_groups = [_of_group(members, seconds) for members in groups.values()]
+    again = [some for some in of_groups if any(episode.attempt_of is not None for episode in some)]
+    once = [some for some in of_groups if all(episode.attempt_of is None for episode in some)]
+    wanted = -(-count // (3 if again else 2))
+    spread = _spread(again, wanted)
+    spread += _spread(once, wanted - len(spread))
+    return [episode for some in spread for episode in some][:count]
+
+
+def _of_group(members: Sequence[Episode], seconds: dict[int, Episode]) -> list[Episode]:
+    """Two first attempts of a group and the second attempt at one of them, rather at one that lost. seconds: by the
+    number of the first attempt."""
+    members = sorted(members, key=lambda episode: episode.index not in seconds)
+    first = {episode.won: episode for episode in reversed(members)}
+    pair = [first[True], first[False]] if len(first) == 2 else members[:2]
+    again = min((e for e in pair if e.index in seconds), key=lambda episode: episode.won, default=None)
+    return [e for episode in pair for e in ([episode, seconds[episode.index]] if episode is again else [episode])]
+
+
+def _spread(some: Sequence[Any], count: int) -> list[Any]:
+    """At most `count` of them, evenly spaced."""
+    count = min(len(some), count)
+    return [some[len(some) * i // count] for i in range(count)]
 
 
 def pick_panel(episodes: Sequence[Episode], count: int) -> list[Episode]:
@@ -107,10 +131,13 @@ def pick_panel(episodes: Sequence[Episode], count: int) -> list[Episode]:
 
 def wrong_skills(chosen: Sequence[Episode], episodes: Sequence[Episode]) -> list[Any]:
     """For each chosen episode the skill of the next one (in order, from the start behind the last) with another goal
-    and another text; None where there is none."""
+    and another text; None where there is none, and for a second attempt."""
     places = {id(episode): place for place, episode in enumerate(episodes)}
     found = []
     for episode in chosen:
+        if episode.attempt_of is not None:
+            found.append(None)
+            continue
         start = places[id(episode)] + 1
         later = (episodes[i % len(episodes)] for i in range(start, start + len(episodes) - 1))
         mine = episode.skill.text if episode.skill else None
@@ -184,7 +211,8 @@ def score_views(run, scorer: Scorer, chosen: Sequence[Episode], wrong) -> dict[t
 def trajectory(tokenizer, episode: Episode, wrong, scores: dict[int, dict[str, np.ndarray]]) -> dict[str, Any]:
     """An episode as JSON. Each of `tokens` has its text (their concatenation is the reply, special tokens included) and
     a log-prob in each view; without `scores` the sampler's own are the student's. thought, action: [start, stop) of the
-    tokens inside the tags."""
+    tokens inside the tags. A turn's skill: what the teacher reads there, in a second attempt the policy."""
+    skill = episode.skill if episode.attempt_of is None else episode.given
 
     def turn_record(number: int) -> dict[str, Any]:
         turn = episode.turns[number]
@@ -196,7 +224,7 @@ def trajectory(tokenizer, episode: Episode, wrong, scores: dict[int, dict[str, n
         return {
             **turn_facts(turn),
             **({} if turn.image is None else {"image": png.thumbnail_uri(turn.image)}),
-            "skill": episode.skill.at(number) if episode.skill else None,
+            "skill": skill.at(number) if skill else None,
             "tokens": tok.token_texts(tokenizer, turn.response_ids),
             **{view: [round(float(x), _DIGITS) for x in values] for view, values in views.items()},
             **{name: [span.start, span.stop] for name, span in spans.items() if span.stop},

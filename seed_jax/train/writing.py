@@ -41,7 +41,7 @@ def analysis_samples(episodes: Sequence[Episode], values: Mapping[int, float] | 
             group=episode.group,
             episode=episode.index,
             generated=True,
-            value=values[episode.index] if values else 0.0,
+            value=0.0 if values is None else values[episode.index],
             images=episode.written.images,
         )
         for episode in episodes

@@ -8,10 +8,16 @@ from collections import Counter
 
 import pytest
 
+from envs.alfworld.generate import make_tasks
+from seed_jax import tokenizer as tok
 from seed_jax.hindsight import dataset
 from seed_jax.hindsight.parsing import parse_skill
+from seed_jax.hindsight.prompts import TEXT_PLACEMENTS, encode_with_skills
 from seed_jax.hindsight.records import RecordError
+from seed_jax.images import PLACEHOLDER
+from tests import tiny
 
+TASK = make_tasks("train", 1)[0]
 FAMILIES = ("clean", "heat", "cool")
 
 
@@ -82,6 +88,64 @@ def test_acting_rows_are_useful_turns_of_won_episodes_one_for_each_skill():
     assert most["train"]["act"] + most["val"]["act"] == 30 * 2 * 4, "all that there are"
 
 
+def followed_lines(tasks: int = 30, rollouts: int = 4) -> list[dict]:
+    """Lines of followed.jsonl: as the episodes, each with a skill; every turn 4 had no room for it."""
+    return [
+        record
+        | {"skill": f"look at shelf {place} .", "turns": [t | {"with_skill": n != 4} for n, t in enumerate(turns)]}
+        for place, record in enumerate(lines(tasks, rollouts)[0])
+        for turns in [record["turns"]]
+    ]
+
+
+def test_following_rows_are_useful_turns_of_won_episodes_with_the_skill_in_the_prompt():
+    episodes, skills = lines()
+    rows = list(dataset.following_rows(followed_lines(), "compact", "user_prefix"))
+    assert len(rows) == 60 * 3 and {row["turn"] for row in rows} == {0, 3, 5} and all(row["won"] for row in rows)
+    assert rows[1]["prompt"] == "hint: look at shelf 0 .\nprompt 0.3" and rows[1]["response"] == "reply 0.3"
+    train, val, meta = build(episodes, skills, followed=rows, following=0.5)
+    before = build(episodes, skills)
+    for side, old, counts in ((train, before[0], meta["train"]), (val, before[1], meta["val"])):
+        assert counts["follow"] == round(0.5 * counts["skill"]) and counts["act"] == counts["skill"]
+        assert [row for row in side if row["kind"] != "follow"] == old, "the other rows are what they were"
+        families = Counter(row["family"] for row in side if row["kind"] == "follow")
+        assert max(families.values()) - min(families.values()) <= 1
+    assert {row["task"] for row in train}.isdisjoint(row["task"] for row in val)
+    random.Random(1).shuffle(rows)
+    assert build(episodes, skills, followed=rows, following=0.5) == (train, val, meta)
+    most = build(episodes, skills, followed=rows, following=100.0)[2]
+    assert most["train"]["follow"] + most["val"]["follow"] == 60 * 3, "all that there are"
+    assert build(episodes, skills, followed=rows) == before, "none by default"
+
+
+@pytest.mark.parametrize("style", ["compact", "released"])
+@pytest.mark.parametrize("placement", TEXT_PLACEMENTS)
+def test_the_prompt_of_a_following_row_is_the_teachers(style, placement):
+    """Token by token."""
+    prompt, words = f"Your task is to: {TASK.goal}\nyou see a mug 1 .", tiny.tokenizer()
+    turn = {"prompt": prompt, "response": "look", "valid": True, "admissible": True, "with_skill": True}
+    record = {"episode": "t#0", "task": "t", "family": "f", "won": True, "skill": "  take mug 1 .", "turns": [turn]}
+    [row] = dataset.following_rows([record], style, placement)
+    [ids] = tok.encode_prompts(words, [row["prompt"]])
+    assert [ids] == encode_with_skills(words, [prompt], [record["skill"]], style, placement)
+    assert ids != tok.encode_prompts(words, [prompt])[0]
+    with pytest.raises(ValueError, match="placement 'system' is not in the user message"):
+        list(dataset.following_rows([record], style, "system"))
+
+
+def test_a_skill_beside_a_picture_cannot_stand_for_one():
+    turn = {
+        "prompt": f"see {PLACEHOLDER}",
+        "response": "up",
+        "valid": True,
+        "admissible": True,
+        "image": "images/a.png",
+    }
+    record = {"episode": "t#0", "task": "t", "family": "f", "won": True, "skill": f"go {PLACEHOLDER}"}
+    [row] = dataset.following_rows([{**record, "turns": [turn | {"with_skill": True}]}], "compact", "after_task_line")
+    assert row["prompt"].count(PLACEHOLDER) == 1 and row["images"] == ["images/a.png"]
+
+
 def test_a_skill_row_is_what_the_parser_reads():
     train, _, _ = build(*lines())
     row = next(row for row in train if row["kind"] == "skill")
@@ -108,4 +172,4 @@ def test_files_are_read_as_written_and_changes_are_found(tmp_path):
 
 def test_missing_sources_name_the_stage_that_makes_them(tmp_path):
     with pytest.raises(RecordError, match=r"rollouts\.jsonl does not exist; make it with .*--stage=rollouts"):
-        dataset.load_sources(tmp_path / "rollouts.jsonl", tmp_path / "skills.jsonl")
+        dataset.load_sources((tmp_path / "rollouts.jsonl", "rollouts"), (tmp_path / "skills.jsonl", "skills"))

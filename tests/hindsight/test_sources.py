@@ -161,7 +161,7 @@ def test_placebo_of_every_text_of_a_skill():
     assert empty.summary == "what happened" and [turn for turn, _ in empty.steps] == [0, 2]
     texts = lambda skill: (skill.text, *dict(skill.steps).values())  # noqa: E731
     for text, filler in zip(texts(skill), texts(empty), strict=True):
-        assert filler.startswith("There is") and length(filler) == length(text)
+        assert filler.startswith("There") and "mug" not in filler and length(filler) == length(text)
     assert source.placebo_of(Skill("", None)) == Skill("", None) and source.placebo_of(Skill("", "")).text == ""
 
 
@@ -178,7 +178,7 @@ def test_true_skill_is_what_the_environment_knows_for_those_that_have_one():
 
 
 def test_true_skill_needs_an_environment_that_knows_it():
-    with pytest.raises(SkillError, match=r"hindsight\.control = 'true_skill': the environment 'alfworld' does not tell"):
+    with pytest.raises(SkillError, match=r"control = 'true_skill': the environment 'alfworld' does not tell what"):
         skills("self_hindsight", control="true_skill")
 
 

@@ -9,9 +9,12 @@ from typing import Any
 
 from configs import quickstart
 from seed_jax import config as config_lib
+from seed_jax import teacher as player
 from seed_jax.runtime.logging import append_jsonl
+from seed_jax.types import Episode, Skill
 
 FAMILIES = ("clean", "heat")
+SECOND = 1000  # added to the number of a first attempt
 
 
 def write(
@@ -23,9 +26,11 @@ def write(
     changes: Mapping[str, Any] | None = None,
     panel: str = "p" * 64,
     metrics: Mapping[str, Any] | None = None,
+    teacher: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """A run whose evaluation number i (greedy) was won where `won[i]` says; games alternate over FAMILIES. changes:
-    fields of the config; panel: hash of the panel; metrics: added to every iteration."""
+    fields of the config; panel: hash of the panel; metrics: added to every iteration; teacher: one
+    measurement (see `measured`) for each of the first evaluations."""
     config = quickstart.get_config(method)
     config.seed, config.iterations = seed, len(won) - 1
     with config.unlocked():
@@ -45,7 +50,26 @@ def write(
         )
         if iteration:
             append_jsonl(workdir / "metrics.jsonl", {"iteration": iteration, **_METRICS, **(metrics or {})})
+    for iteration, found in enumerate(teacher):
+        append_jsonl(workdir / "teacher.jsonl", {"iteration": iteration, **found})
     return workdir
+
+
+def measured(student: str, own: str, wrong: str | None = None, without_skill: int = 0) -> dict[str, Any]:
+    """A measurement of the teacher on len(student) games: "1" where they are won. without_skill: the first so many
+    have none."""
+
+    def played(won: str, skill: Skill | None) -> list[Episode]:
+        return [
+            Episode(f"game{i}", FAMILIES[i % 2], "goal", i, i, won=w == "1", given=None if i < without_skill else skill)
+            for i, w in enumerate(won)
+        ]
+
+    bare, skill = played(student, None), Skill("", "look there")
+    return {
+        "self": player.compare(bare, played(own, skill)),
+        "wrong": None if wrong is None else player.compare(bare, played(wrong, skill)),
+    }
 
 
 _METRICS = {
@@ -108,9 +132,21 @@ def episode(turns: int = 2, tokens: int = 4, **fields: Any) -> dict[str, Any]:
         "skill_error": "",
         "wrong_skill": "look elsewhere",
         "given_skill": None,
+        "attempt_of": None,
         "turns": [dict(turn) for _ in range(turns)],
     }
     return {**record, **fields}
+
+
+def attempts(skill: str = "look there", **fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A lost first attempt, and the second one that read its skill and won; fields: of both but for their numbers."""
+    first = episode(**{"skill": skill, "won": False, **fields})
+    other = {"index": first["index"] + SECOND, "attempt_of": first["index"], "given_skill": skill, "won": True}
+    second = {**episode(**fields), **other, "skill": None, "skill_error": None, "wrong_skill": None}
+    for turn in second["turns"]:
+        turn["skill"] = skill
+        del turn["teacher"], turn["wrong"]
+    return first, second
 
 
 def record(workdir: Path, *episodes: dict[str, Any], panel: bool = False) -> None:

@@ -50,6 +50,55 @@ def test_same_game_has_a_button_for_each_episode(browser, tmp_path):
     assert names == ["iteration 1 \u2713", "iteration 1 \u2717", "iteration 1 \u2717 (2)", "Side by side"]
 
 
+TITLES = "[...document.querySelectorAll('#episodes > *')].map((n) => n.querySelector('.facts, h3').textContent)"
+
+
+def test_first_and_second_attempt_side_by_side_with_the_skill_between(browser, tmp_path):
+    workdir = fake_run.write(tmp_path / "run")
+    skill = "look in the <b>fridge</b> first"
+    fake_run.record(workdir, *fake_run.attempts(skill, index=0), fake_run.episode(index=1, task="game1", goal="other"))
+    report.write(load_runs([workdir]), tmp_path / "out", draw=False)
+    browser.open(tmp_path / "out" / "trajectories.html", "#0")
+    browser.press("c")
+    browser.wait("document.querySelectorAll('.episode').length === 2")
+    first, between, second = browser.run(TITLES)
+    assert "lost" in first and first.count("first attempt") == 1
+    assert "won" in second and "second attempt" in second
+    assert between == "Skill of the first attempt, which the policy read in the second"
+    skills = "[...document.querySelectorAll('.skill .p')].map((p) => p.textContent)"
+    assert browser.run(skills) == [skill], "it stands between them and nowhere else"
+    left, middle, right = browser.run(
+        "[...document.querySelectorAll('#episodes > *')].map((n) => n.getBoundingClientRect().left)"
+    )
+    assert left < middle < right and browser.run("document.documentElement.scrollWidth") == 1280
+    browser.press("3")
+    browser.wait("document.querySelectorAll('.skill').length === 2")
+    assert browser.run(skills) == ["look elsewhere", skill]
+    said = "[...document.querySelectorAll('.episode')].map((e) => e.querySelector('.readout').textContent)"
+    first, second = browser.run(said)
+    assert first.startswith("gap of the reply") and second.startswith("log-prob of the reply")
+    browser.press("c")
+    browser.wait("document.querySelectorAll('.episode').length === 1")
+    assert not browser.run("document.getElementById('episodes').classList.contains('attempts')")
+
+
+def test_second_attempt_alone(browser, tmp_path):
+    """Without its first one, which a page of few episodes may lack: as the policy read it, in the one view it has."""
+    workdir = fake_run.write(tmp_path / "run")
+    _, second = fake_run.attempts("look there", index=0)
+    fake_run.record(workdir, second, fake_run.episode(index=1, task="game1", goal="other"))
+    report.write(load_runs([workdir]), tmp_path / "out", draw=False)
+    browser.open(tmp_path / "out" / "trajectories.html", "#0")
+    browser.wait("document.querySelector('.skill .p').textContent === 'look there'")
+    assert browser.run("[...document.querySelectorAll('#view button')].map((b) => b.disabled)") == [False, True, True]
+    assert browser.run("document.querySelectorAll('.times').length") == 0
+    browser.press("c")
+    assert browser.run("document.querySelectorAll('.episode').length") == 1
+    browser.run("document.getElementById('source').value = 'second'")
+    browser.run("document.getElementById('source').dispatchEvent(new Event('change'))")
+    browser.wait("document.getElementById('count').textContent === '1 of 2 episodes'")
+
+
 def test_on_a_phone_the_chosen_episode_comes_into_view(browser, tmp_path):
     workdir = fake_run.write(tmp_path / "run")
     fake_run.record(workdir, *(fake_run.episode(index=i, goal=f"goal {i}") for i in range(12)))
@@ -84,7 +133,8 @@ def test_hostile_texts_are_shown_as_text(browser, tmp_path):
             index=i, goal=text[:200], family=text[:40], task=f"t{text[:60]}", skill=text, wrong_skill=text
         )
         one["turns"][0] |= {"observation": text, "command": text[:100], "kind": text[:50], "tokens": [text[:300]] * 4}
-        fake_run.record(workdir, one)
+        again = fake_run.attempts(text, index=i, task=one["task"], iteration=2)
+        fake_run.record(workdir, one, *again)
     report.write(load_runs([workdir]), tmp_path / "out", draw=False)
     for page in sorted((tmp_path / "out").glob("*.html")):
         browser.open(page)
@@ -95,6 +145,11 @@ def test_hostile_texts_are_shown_as_text(browser, tmp_path):
         plain = text.strip() if i < 4 else ""
         assert plain in seen
         assert not set(seen) & set("\u202e\u202c\u2066\u2069\u200f\x00")
+        browser.open(tmp_path / "out" / "trajectories.html", f"#{len(NASTY) + 2 * i + 1}")
+        browser.press("c")
+        browser.wait("document.querySelectorAll('.episode').length === 2")
+        assert plain in browser.run("document.querySelector('.episodes > .skill .p').textContent")
+        assert browser.run("window.hit === undefined && document.images.length === 0")
     browser.open(tmp_path / "out" / "trajectories.html", "#4")
     assert "\u27e8U+202E\u27e9right to left" in browser.run("document.querySelector('.observation').textContent")
     browser.open(tmp_path / "out" / "trajectories.html", "#5")

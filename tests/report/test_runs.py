@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from seed_jax.report import charts, decisions, markup, run_page
+from seed_jax.report import charts, decisions, markup, run_page, trajectory_page
 from seed_jax.report.runs import ReportError, load_runs
 from tests.report import fake_run
 
@@ -79,6 +79,106 @@ def test_page_of_a_run_tells_its_numbers_and_anomalies(tmp_path):
         "more than 25% of the groups differ in the penalty alone": ("3", "1\u20133"),
     }
     assert "no figures" in page and "no summary.json" in page
+
+
+def teacher_part(workdir) -> str:
+    (run,) = load_runs([workdir])
+    return "\n".join(run_page.teacher(run, {}))
+
+
+WEAK = fake_run.measured("10000000", "10000000", "00000000", without_skill=2)
+STRONG = fake_run.measured("00000011", "11111111", "10000001")
+
+
+def test_teacher_and_student_stand_on_the_page_with_the_numbers_of_the_file(tmp_path):
+    part = teacher_part(fake_run.write(tmp_path / "run", teacher=[WEAK, STRONG]))
+    rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", part)]
+    # sqrt(p (1 - p) / n) of 8 games; all 8 games at once, then 6 lost and 2 won ones
+    assert rows[1][:3] == ["0", "0.125 \u00b1 0.117", "0.125 \u00b1 0.117"]
+    assert rows[1][3:] == ["+0.000 [+0.000, +0.000]", "0.000 of 7", "1.000 of 1", "0.000 \u00b1 0.000"]
+    assert rows[2][:3] == ["1", "0.250 \u00b1 0.153", "1.000 \u00b1 0.000"]
+    assert rows[2][3].startswith("+0.750 [+0.") and rows[2][4:] == ["1.000 of 6", "1.000 of 2", "0.250 \u00b1 0.153"]
+    for tip in ("student, bare, 1: 0.25 \u00b1 0.153", "teacher, its skill, 1: 1 \u00b1 0.000"):
+        assert f"<title>{tip}</title>" in part
+    assert "teacher, wrong skills, 0: 0 \u00b1 0.000" in part and part.count('class="band') == 3
+    assert "8 games of the panel" in part and "had a skill" not in part
+
+
+@pytest.mark.parametrize("order, warned", [((STRONG, WEAK), True), ((WEAK, STRONG), False)])
+def test_the_last_measurement_decides_about_the_warning(tmp_path, order, warned):
+    part = teacher_part(fake_run.write(tmp_path / "run", teacher=order))
+    assert ("distillation has nothing to give here" in part) == warned
+    assert ("The last time 75% of them had a skill." in part) == warned
+
+
+def test_a_control_is_named_and_has_no_wrong_skills(tmp_path):
+    placebo = fake_run.measured("0001", "0011")
+    changes = {"hindsight.control": "placebo"}
+    part = teacher_part(fake_run.write(tmp_path / "run", teacher=[placebo], changes=changes))
+    assert "teacher, placebo" in part and "wrong" not in part and "its skill<" not in part
+
+
+def test_no_card_of_what_a_run_has_not_measured(tmp_path):
+    assert teacher_part(fake_run.write(tmp_path / "old")) == ""
+    rates = {"second/success_rate": 0.75, "second/first_success_rate": 0.25}
+    part = teacher_part(fake_run.write(tmp_path / "seconds", metrics=rates))
+    titles = re.findall(r"<h3>(.*?)</h3>", part)
+    assert titles == ["Second attempts"]
+    assert "second, with the skill, 1: 0.75" in part and "first, without, 1: 0.25" in part
+
+
+def test_a_damaged_measurement_is_named(tmp_path):
+    workdir = fake_run.write(tmp_path / "run", teacher=[STRONG])
+    content = (workdir / "teacher.jsonl").read_text()
+    (workdir / "teacher.jsonl").write_text("{\n" + content)
+    with pytest.raises(ReportError, match=r"teacher\.jsonl, line 1 is not JSON"):
+        load_runs([workdir])
+
+
+# -- trajectories ------------------------------------------------------------------------------------------------------
+
+
+def places(records) -> list[tuple[int, int | None]]:
+    return [(r["index"], r.get("attempt_of")) for r in records]
+
+
+def test_second_attempts_follow_their_first_ones_and_are_linked_to_them(tmp_path):
+    workdir = fake_run.write(tmp_path / "run")
+    for iteration in (1, 2):
+        one, again = fake_run.attempts(iteration=iteration, index=0)
+        other = fake_run.episode(iteration=iteration, index=1)
+        orphan = {**again, "index": 1001, "attempt_of": 7}
+        fake_run.record(workdir, other, orphan, again, one)
+    old = fake_run.episode(iteration=3, index=5)
+    del old["attempt_of"]
+    fake_run.record(workdir, old)
+    fake_run.record(workdir, fake_run.episode(iteration=0, index=0), panel=True)
+    (run,) = load_runs([workdir])
+    records = trajectory_page.read_trajectories(run)
+    of_one = [(0, None), (1000, 0), (1, None), (1001, 7)]
+    assert places(records) == [(0, None), *of_one, *of_one, (5, None)]
+    data = trajectory_page.encode(run, records)[0].split(">", 1)[1].removesuffix("</script>")
+    linked = {i: e["first"] for i, e in enumerate(json.loads(data)["episodes"]) if e.get("second")}
+    assert linked == {2: 1, 4: None, 6: 5, 8: None}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 17, 100, 299, 300])
+def test_thinning_keeps_attempts_together_and_reaches_the_end(count):
+    """Every second task has a second attempt, so a choice of every second record, or task, is a trap."""
+    records = []
+    for i in range(200):
+        one, again = fake_run.attempts(turns=1, iteration=i // 20 + 1, index=i)
+        records += [{**r, "panel": False} for r in ((one, again) if i % 2 == 0 else (one,))]
+    kept = trajectory_page.thinned(records, count)
+    assert len(kept) <= count and (len(kept) >= 0.6 * count or count < 3)
+    firsts = {r["index"] for r in kept if r["attempt_of"] is None}
+    if count > 1:
+        assert {r["attempt_of"] for r in kept} - {None} == {i for i in firsts if i % 2 == 0}
+    if count >= 17:
+        assert kept[-1]["iteration"] == 10 and kept[0]["iteration"] == 1
+
+
+# -- numbers and charts ------------------------------------------------------------------------------------------------
 
 
 def test_gap_and_gate_by_kind_of_decision():

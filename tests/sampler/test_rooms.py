@@ -36,7 +36,7 @@ def test_a_column_is_what_the_cache_holds_of_a_token():
 def test_rooms_of_a_config():
     acting, analysis = rooms_of(alfworld.get_config("seed"))
     assert (acting.slots, acting.prompt_tokens, acting.reply_tokens) == (64, 2048 + 256, 512)
-    assert acting.columns == 2048 + 256 + 512 + 8 and analysis.columns == 16384 + 256 + 8
+    assert acting.columns == 3 * 1024 and analysis.columns == 16384 + 256 + 8
     assert (analysis.slots, analysis.prompt_tokens, analysis.reply_tokens) == (8, 16384, 256)
     (only,) = rooms_of(quickstart.get_config("grpo"))
     assert (only.prompt_tokens, only.reply_tokens) == (140, 20)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from seed_jax import teacher
 from seed_jax.train import loop, trajectories
 from tests import tiny
 
@@ -35,4 +36,5 @@ def planner_skills(one_device):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "analyze", tiny.write_skills)
         patch.setattr(trajectories, "analyze", tiny.write_skills)
+        patch.setattr(teacher, "analyze", tiny.write_skills)
         yield

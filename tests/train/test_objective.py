@@ -42,7 +42,7 @@ def shaped(kind: str, weight: float = 0.5, **more):
 
 def with_credit(samples):
     """The samples with what only some factors need: two histories of three anchors, a return, every second token as the
-    span, two views, places in the episode."""
+    span, two views, places in the episode, values of the skills."""
     rng = np.random.default_rng(7)
     return [
         s._replace(
@@ -51,6 +51,7 @@ def with_credit(samples):
             span=np.arange(len(s.response)) % 2 == 0,
             given=s.episode % 2 == 1,
             step=i % 2,
+            value=0.5 * (s.episode % 4) - 0.5,
         )
         for i, s in enumerate(samples)
     ]
@@ -72,6 +73,7 @@ def test_choices_of_the_config_are_those_of_the_objective():
     assert set(CHOICES["distill.span"]) == set(SPANS)
     assert set(CHOICES["distill.denominator"]) == set(factors.DENOMINATORS)
     assert set(CHOICES["distill.schedule"]) == set(schedules.SCHEDULES)
+    assert CHOICES["distill.value"] == ("none", "second_attempts") and CHOICES["loss.gen_reward"][0] == "gap"
     assert set(CHOICES["rollout.group_filter"]) == set(factors.GROUP_FILTERS)
 
 
@@ -99,6 +101,13 @@ def test_numbers_follow_the_schedule():
     config.distill.schedule = "handoff"
     assert float(hyper(config, 9)["distill"]) == 0.5
     assert float(hyper(config, 9, {"since": 7})["distill"]) == 0.25
+    config.distill.schedule = "margin"
+    margins = [None, {"last": 0.1, "best": 0.4}, {"last": -0.1, "best": 0.4}, {"last": 0.0, "best": 0.0}]
+    course = [hyper(config, 9, {"since": 7}, margin=margin) for margin in margins]
+    assert [float(h["distill"]) for h in course] == pytest.approx([0.5, 0.125, 0, 0])
+    assert [float(h["shape"]) for h in course] == pytest.approx([0.2, 0.05, 0, 0])
+    config.distill.schedule = "const"
+    assert float(hyper(config, 9, margin=margins[1])["distill"]) == 0.5
     config.distill.refresh_every = 3
     assert [float(hyper(config, update)["refresh_teacher"]) for update in (1, 3, 4, 6)] == [0, 1, 0, 1]
 
@@ -246,6 +255,7 @@ FACTORS = {
             "distill__gate": "centered",
             "distill__rows": "losing_view",
             "distill__span_weight": 2.0,
+            "distill__value": "second_attempts",
             "loss__importance_cap": 2.0,
             "adv__kind": "rloo",
             **MEAN,

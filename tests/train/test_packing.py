@@ -21,9 +21,8 @@ def samples(count=30, seed=0):
         teacher = None if i % 4 == 0 else [*prompt[:2], 55, 56, *prompt[2:]]
         result.append(
             Sample(
-                prompt.tolist(), response.tolist(), teacher, -rng.random(len(response)), float(i), i % 3 == 0, i // 5, i,
-                value=i / 7 - 2,
-            )  # fmt: skip
+                prompt.tolist(), response.tolist(), teacher, -rng.random(len(response)), float(i), i % 3 == 0, i // 5, i
+            )._replace(value=i / 7 - 2)
         )
     return result
 

@@ -11,9 +11,10 @@ from seed_jax.train import objective
 from seed_jax.train.factors import choices
 from seed_jax.train.packing import pack
 from seed_jax.train.update import hyper
-from seed_jax.train.writing import skill_rewards
+from seed_jax.train.writing import generation_weights, skill_rewards
 from tests.updating import (
     SHAPE,
+    assert_bitwise,
     assert_close,
     leaves,
     make_config,
@@ -218,6 +219,85 @@ def test_a_reflection_earns_the_gap_in_its_whole_group():
         skills[r, batch.turn[r, n]] = True
     assert skills.sum() == 3
     np.testing.assert_allclose(got[skills], want, rtol=1e-5)
+
+
+def test_measured_skills_earn_their_value():
+    """R is the value that the sample carries, over the length of the skill, by NumPy; the gap plays no part."""
+    samples = make_samples(16)
+    values = (0.75, -0.5, 0.0)
+    skills = [s._replace(value=value) for s, value in zip(written(samples), values, strict=True)]
+    batch = pack([*samples, *skills], SHAPE, 8, True)
+    shape, lengths = batch.mask.shape, {s.episode: len(s.response) for s in skills}
+    got = generation_weights("episode", batch, np.zeros(shape), np.ones(shape), batch.mask, measured=True)
+    share, reward = np.zeros(shape), np.zeros(shape)
+    for r, n in zip(*np.nonzero(batch.generated), strict=True):
+        episode = int(batch.episode[r, batch.turn[r, n]])
+        share[r, n], reward[r, n] = 1 / lengths[episode], values[episode] / lengths[episode]
+    np.testing.assert_allclose(got["skill_share"], share, rtol=1e-6)
+    np.testing.assert_allclose(got["skill_reward"], reward, rtol=1e-6)
+
+    run = trainer("seed", loss__gen_coef=0.5, loss__gen_reward="second_attempts")
+    state, metrics = run([*samples, *skills])
+    logp, _, mask = turn_logprobs(weights(), [s.prompt for s in skills], [s.response for s in skills])
+    means = np.where(mask, logp, 0).sum(1) / mask.sum(1)
+    assert metrics["update/generation_loss"] == pytest.approx(-np.mean(values * means), rel=1e-4)
+    without, _ = trainer("seed")(samples)
+    assert max(np.abs(a - b).max() for a, b in zip(leaves(state), leaves(without), strict=True)) > 1e-4
+    useless, metrics = run([*samples, *(s._replace(value=0.0) for s in skills)])
+    assert metrics["update/generation_loss"] == 0
+    assert_close(useless, without)
+
+
+def valued(samples, value):
+    """The samples with what their skills are worth, by the number of the episode."""
+    return [s._replace(value=value(s.episode)) for s in samples]
+
+
+def test_worthless_skills_are_not_distilled():
+    """Also those with which fewer games were won: there is no distillation away from a teacher."""
+    samples, run = make_samples(16), trainer("seed", distill__value="second_attempts")
+    grpo, _ = trainer("grpo")(samples)
+    for value in (lambda episode: 0.0, lambda episode: -1.0, lambda episode: -0.1 * episode):
+        got, metrics = run(valued(samples, value))
+        assert metrics["update/distill_loss"] == 0 and metrics["opd/coverage"] > 0.5
+        assert_close(got, grpo)
+    alone, _ = run(valued(samples, lambda episode: 0.0), rl=0.0, entropy=0.0)
+    for leaf, start in zip(leaves(alone), jax.tree.leaves(weights()), strict=True):
+        assert leaf.tobytes() == np.asarray(start).tobytes(), "no gradient at all"
+
+
+def test_skills_of_full_value_are_distilled_as_without_values():
+    samples, run = make_samples(16), trainer("seed", distill__value="second_attempts")
+    got, metrics = run(valued(samples, lambda episode: 1.0))
+    want, expected = trainer("seed")(samples)
+    for a, b in zip(leaves(got), leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6, rtol=0)
+    assert metrics == pytest.approx(expected, abs=1e-6, rel=1e-5)
+    assert metrics["update/distill_loss"] != 0
+    ignored, _ = trainer("seed")(valued(samples, lambda episode: -0.3))
+    assert_bitwise(ignored, want)
+
+
+def test_a_turn_is_distilled_as_much_as_its_skill_is_worth():
+    """The loss is linear in the values, over the same tokens; it is the mean of value times gate times gap."""
+    samples, run = make_samples(16), trainer("seed", distill__value="second_attempts")
+    losses, value = [], lambda episode: 0.125 * (episode % 4)
+    for chosen in range(4):
+        found = run(valued(samples, lambda episode, chosen=chosen: float(episode % 4 == chosen)), rl=0.0)[1]
+        losses.append(found["update/distill_loss"])
+    _, metrics = run(valued(samples, value), rl=0.0)
+    assert len(set(losses)) == 4
+    assert metrics["update/distill_loss"] == pytest.approx(np.dot(losses, [0, 0.125, 0.25, 0.375]), rel=1e-4)
+
+    prompts, responses = [s.prompt for s in samples], [s.response for s in samples]
+    logp, _, mask = turn_logprobs(weights(), prompts, responses)
+    teacher = turn_logprobs(weights(), [s.teacher_prompt or s.prompt for s in samples], responses)[0]
+    gap, taught = np.asarray(teacher - logp, np.float64), np.array([s.teacher_prompt is not None for s in samples])
+    where = np.asarray(mask) & taught[:, None]
+    weight = np.array([value(s.episode) for s in samples])[:, None]
+    gate = 1 / (1 + np.exp(-run.config.distill.beta * gap))
+    want = (weight * gate * gap)[where].sum() / where.sum()
+    assert metrics["update/distill_loss"] == pytest.approx(want, rel=1e-4)
 
 
 def test_a_token_of_the_span_weighs_more():

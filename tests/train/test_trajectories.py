@@ -46,6 +46,31 @@ def test_pairs_hold_both_outcomes_and_are_spread_over_the_groups():
     assert trajectories.pick_pairs(broken, 4) == []
 
 
+def second(index: int, first: Episode, won: bool = False) -> Episode:
+    of = {"index": index, "won": won, "given": first.skill, "attempt_of": first.index, "skill": None}
+    return dataclasses.replace(first, **of)
+
+
+def test_a_second_attempt_is_recorded_behind_its_first_one():
+    won = {(0, 2), (1, 0), (1, 1), (3, 1)}
+    played = [episode(3 * g + i, g, won=(g, i) in won, skill="s") for g in range(4) for i in range(3)]
+    again = [second(20, played[1]), second(21, played[9]), second(22, played[10]), second(23, played[9], won=True)]
+    numbers = lambda count: [e.index for e in trajectories.pick_pairs(played + again, count)]  # noqa: E731
+    # group 0: what won, and of the lost ones that which was tried again; group 3: both were, the lost one is shown
+    assert numbers(6) == [2, 1, 20, 10, 9, 21]
+    assert numbers(5) == [2, 1, 20, 10, 9]
+    assert numbers(3) == [2, 1, 20] and numbers(1) == [2]
+    assert numbers(12) == [2, 1, 20, 10, 9, 21, 3, 5, 6, 7], "then groups without second attempts"
+    lost = [dataclasses.replace(again[0], error="lost"), dataclasses.replace(again[1], turns=[])]
+    assert [e.index for e in trajectories.pick_pairs(played + lost, 4)] == [2, 0, 6, 7]
+
+
+def test_a_second_attempt_has_no_wrong_skill():
+    first, other = episode(0, goal="a", skill="one"), episode(1, 1, goal="b", skill="two")
+    again = second(2, first)
+    assert trajectories.wrong_skills([first, again], [first, other, again]) == [other.skill, None]
+
+
 def test_panel_takes_families_in_turn():
     played = [episode(i, i, family=f) for i, f in enumerate("aaabbc")]
     assert [e.index for e in trajectories.pick_panel(played, 4)] == [0, 3, 5, 1]
@@ -206,6 +231,31 @@ def test_panel_games_are_the_same_at_every_evaluation(recorded):
     for result, evaluation in zip(outcomes, evaluations, strict=True):
         assert (result["iteration"], result["temperature"]) == (evaluation["iteration"], evaluation["temperature"])
         assert np.mean([o["won"] for o in result["outcomes"]]) == evaluation["success_rate"]
+
+
+@pytest.mark.slow
+def test_second_attempts_of_a_run(model_dir, tmp_path, planner_skills):
+    """What is recorded of them is what the sampler said of the prompts with the skill: there is no other view."""
+    config = tiny.config(model_dir)
+    config.iterations, config.old_logprobs = 1, "recompute"
+    config.rollout.group, config.hindsight.second_attempts = 3, 0.34
+    config.log.trajectories_per_iteration = config.rollout.tasks * config.rollout.group
+    config.log.diagnostics_episodes, config.log.tensorboard, config.log.trajectories_panel = 0, False, 0
+    tiny.run(config, tmp_path / "run")
+    records = {r["index"]: r for r in read_jsonl(tmp_path / "run" / "trajectories.jsonl")}
+    seconds = [r for r in records.values() if r["attempt_of"] is not None]
+    assert len(seconds) == 3 and len(records) == 9
+    for again in seconds:
+        first = records[again["attempt_of"]]
+        assert (again["task"], again["group"]) == (first["task"], first["group"])
+        assert again["given_skill"] == first["skill"] and first["given_skill"] is None
+        assert again["skill"] is None and again["wrong_skill"] is None
+        for turn in again["turns"]:
+            assert "teacher" not in turn and "wrong" not in turn and len(turn["student"]) == len(turn["tokens"])
+            assert turn["skill"].endswith(first["skill"])
+    page = report.write(load_runs([tmp_path / "run"]), tmp_path / "out", draw=False)
+    assert "A second attempt plays a game again" in page[0].read_text()
+    assert "<h3>Second attempts</h3>" in page[1].read_text()
 
 
 # -- the pages of that run, in a browser -------------------------------------------------------------------------------

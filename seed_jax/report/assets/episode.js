@@ -147,18 +147,20 @@ const seedEpisodes = (index, state, go) => {
     const why = turn.c === null ? "no action could be read" : !turn.v ? "invalid form" : !turn.a ? "not possible here" : "valid";
     return make("span", good ? "good" : "bad", (good ? "\u2713 " : "\u2717 ") + why);
   };
-  const replySum = (turn) => {
-    const values = turn[state.view === "student" ? "s" : views[state.view]];
+  // A second attempt is shown as the policy read it: with the skill, so that there is no other view of it.
+  const viewOf = (episode) => episode.second ? "student" : state.view;
+  const replySum = (turn, view) => {
+    const values = turn[view === "student" ? "s" : views[view]];
     return values ? values.reduce((a, b) => a + b, 0) / UNIT : null;
   };
   // One cell a turn, coloured by the gap of its whole reply: where in the episode the skill had something to say.
   const stripNode = (episode, turns) => {
-    const strip = make("div", "strip");
+    const strip = make("div", "strip"), view = viewOf(episode);
     episode.turns.forEach((turn, number) => {
-      const cell = make("button", "", String(number + 1)), gap = replySum(turn);
+      const cell = make("button", "", String(number + 1)), gap = replySum(turn, view);
       cell.type = "button";
-      cell.style.backgroundColor = gap === null || state.view === "student" ? "" : shade("gap", gap / 2);
-      cell.title = gap === null ? "no skill" : `${state.view === "student" ? "log-prob" : "gap"} of the reply ${signed(gap)} nats`;
+      cell.style.backgroundColor = gap === null || view === "student" ? "" : shade("gap", gap / 2);
+      cell.title = gap === null ? "no skill" : `${view === "student" ? "log-prob" : "gap"} of the reply ${signed(gap)} nats`;
       cell.setAttribute("aria-label", `turn ${number + 1}, ${cell.title}`);
       cell.addEventListener("click", () => turns.children[number].scrollIntoView({ block: "center" }));
       strip.append(cell);
@@ -166,7 +168,7 @@ const seedEpisodes = (index, state, go) => {
     return strip;
   };
   const turnNode = (episode, turn, number) => {
-    const node = make("div", "turn"), content = make("div");
+    const node = make("div", "turn"), content = make("div"), view = viewOf(episode);
     node.append(make("div", "n", String(number + 1)), content);
     // The policy saw the picture alone: what it shows as text is for readers, who point at it or cannot see it.
     if (turn.im) content.append(Object.assign(make("img", ""), { src: turn.im, alt: visible(turn.o), title: visible(turn.o) }));
@@ -174,9 +176,9 @@ const seedEpisodes = (index, state, go) => {
     const out = make("div", "readout");
     out.setAttribute("aria-live", "polite");
     const say = (k) => out.replaceChildren(readout(turn, k, episode.words));
-    const total = replySum(turn);
+    const total = replySum(turn, view);
     out.textContent = total === null ? "no skill for this turn"
-      : `${state.view === "student" ? "log-prob" : "gap"} of the reply ${signed(total)} nats${turn.k ? " (" + visible(turn.k) + ")" : ""}`;
+      : `${view === "student" ? "log-prob" : "gap"} of the reply ${signed(total)} nats${turn.k ? " (" + visible(turn.k) + ")" : ""}`;
     const n = turn.x.length, cut = [];
     if (turn.th) cut.push(["reasoning", turn.th]);
     if (turn.ac) cut.push(["action", turn.ac]);
@@ -196,28 +198,38 @@ const seedEpisodes = (index, state, go) => {
     if (turn.sk) content.append(longText("sum", "skill of this turn: " + turn.sk));
     return node;
   };
+  const FROM_FIRST = "Skill of the first attempt, which the policy read in the second";
   const skillNode = (episode) => {
+    const view = viewOf(episode);
     const texts = {
-      student: ["The policy reads no skill", episode.given ? episode.given : "", episode.given ? "Skill that the policy read" : ""],
+      student: [`The policy reads ${episode.second ? "a skill at single turns only" : "no skill"}`, episode.given ?? "", episode.second ? FROM_FIRST : "Skill that the policy read"],
       teacher: ["", episode.skill ?? "", index.skill_title],
       wrong: ["", episode.wrong ?? "", "A skill of another task"],
     };
-    const [none, text, title] = texts[state.view];
-    const node = make("aside", "skill" + (state.view === "wrong" ? " wrong" : ""));
+    const [none, text, title] = texts[view];
+    const node = make("aside", "skill" + (view === "wrong" ? " wrong" : ""));
     if (text) { node.append(make("h3", "", title), longText("p", text)); return node; }
     node.classList.add("none");
-    node.append(make("p", "", none || (state.view === "wrong" ? "No skill of another task is recorded."
+    node.append(make("p", "", none || (view === "wrong" ? "No skill of another task is recorded."
       : "No skill" + (episode.skill_error ? ": " + visible(episode.skill_error) : " for this episode."))));
     return node;
   };
   const when = (e) => e.panel ? (e.iteration ? `after ${e.iteration} iteration${e.iteration > 1 ? "s" : ""}` : "before training") : `iteration ${e.iteration}`;
   const same = (i) => episodes.map((e, j) => j).filter((j) => episodes[j].task === episodes[i].task)
     .sort((a, b) => episodes[a].age - episodes[b].age || a - b);
-  const episodeNode = (episode, other) => {
+  // Places of the first and of a second attempt, of which episode i is one; null if they are not both here.
+  const attemptsOf = (i) => {
+    const second = episodes[i].second ? i : episodes.findIndex((e) => e.second && e.first === i);
+    const first = second < 0 ? null : episodes[second].first;
+    return first === null ? null : [first, second];
+  };
+  // between: the skill stands beside it, between a first and a second attempt
+  const episodeNode = (episode, other, between) => {
     const node = make("article", "episode"), head = make("header");
     head.append(make("h2", "", visible(episode.goal)));
     const facts = make("p", "facts");
-    const kind = episode.panel ? "held-out game" : "training episode";
+    const attempts = attemptsOf(episode.place);
+    const kind = episode.panel ? "held-out game" : "training episode" + (episode.second ? ", second attempt" : attempts ? ", first attempt" : "");
     facts.append(make("span", "badge " + (episode.won ? "won" : "lost"), episode.won ? "\u2713 won" : "\u2717 lost"),
       [visible(episode.family), when(episode), kind, `${episode.turns.length} turns`, visible(episode.task)].join(", "));
     head.append(facts);
@@ -227,7 +239,7 @@ const seedEpisodes = (index, state, go) => {
       times.append("same game:");
       const named = {};
       for (const j of others) {
-        const name = `${when(episodes[j])} ${episodes[j].won ? "\u2713" : "\u2717"}`, again = named[name] = (named[name] ?? 0) + 1;
+        const name = `${when(episodes[j])}${episodes[j].second ? ", second attempt" : ""} ${episodes[j].won ? "\u2713" : "\u2717"}`, again = named[name] = (named[name] ?? 0) + 1;
         const button = make("button", "", again > 1 ? `${name} (${again})` : name);
         button.type = "button";
         button.setAttribute("aria-current", String(j === episode.place));
@@ -235,7 +247,7 @@ const seedEpisodes = (index, state, go) => {
         times.append(button);
       }
       if (!other) {
-        const button = make("button", "compare", "Side by side");
+        const button = make("button", "compare", attempts ? "Both attempts side by side" : "Side by side");
         button.type = "button";
         button.addEventListener("click", () => go.toggleCompare());
         times.append(button);
@@ -244,10 +256,11 @@ const seedEpisodes = (index, state, go) => {
     }
     const cols = make("div", "cols"), turns = make("div", "turns");
     episode.turns.forEach((turn, number) => turns.append(turnNode(episode, turn, number)));
-    cols.append(turns, skillNode(episode));
+    cols.append(turns);
+    if (!between || viewOf(episode) === "wrong") cols.append(skillNode(episode));
     head.append(stripNode(episode, turns));
     node.append(head, cols);
     return node;
   };
-  return { make, visible, load, views, scale, when, same, episodeNode };
+  return { make, visible, load, views, scale, when, same, attemptsOf, skillNode, episodeNode };
 };

@@ -6,7 +6,7 @@
   const $ = (id) => document.getElementById(id);
   const state = { shown: [], current: -1, view: "teacher", color: "gap", compare: -1, at: null };
   const go = {};
-  const { make, visible, load, views, scale, when, same, episodeNode } = seedEpisodes(index, state, go);
+  const { make, visible, load, views, scale, when, same, attemptsOf, skillNode, episodeNode } = seedEpisodes(index, state, go);
   const ROWS = 120;
 
   // -- page ---------------------------------------------------------------------------------------------------------
@@ -27,8 +27,12 @@
     }
     const chosen = state.view;  // stays chosen while an episode without it is shown as the policy read it
     if (chosen !== "student" && !has(views[chosen])) state.view = "student";
+    const last = loaded[loaded.length - 1], between = loaded.length > 1 && last.second && last.first === state.compare;
     box.classList.toggle("two", loaded.length > 1);
-    box.replaceChildren(...loaded.map((episode) => episodeNode(episode, loaded.length > 1)));
+    box.classList.toggle("attempts", between);
+    const nodes = loaded.map((episode) => episodeNode(episode, loaded.length > 1, between));
+    if (between) nodes.splice(1, 0, skillNode(last));
+    box.replaceChildren(...nodes);
     press();
     scale();
     state.view = chosen;
@@ -65,8 +69,9 @@
     draw();
   };
   const toggleCompare = () => {
-    const others = same(state.current).filter((j) => j !== state.current);
+    const others = same(state.current).filter((j) => j !== state.current), attempts = attemptsOf(state.current);
     if (state.compare >= 0) state.compare = -1;
+    else if (attempts) [state.compare, state.current] = attempts;
     else if (others.length) {
       const all = same(state.current);
       state.compare = all[0] === state.current ? state.current : all[0];
@@ -81,8 +86,9 @@
     const e = episodes[i], row = make("button", "row");
     row.type = "button";
     row.dataset.i = i;
+    const kind = e.panel ? ", held-out" : e.second ? ", second attempt" : "";
     row.append(make("span", e.won ? "won" : "lost", e.won ? "\u2713" : "\u2717"), make("span", "goal", visible(e.goal)),
-      make("span", "meta", `${when(e)}${e.panel ? ", held-out" : ""}, ${e.count} turns, ${visible(e.family)}`));
+      make("span", "meta", `${when(e)}${kind}, ${e.count} turns, ${visible(e.family)}`));
     row.setAttribute("aria-current", String(i === state.current));
     return row;
   };
@@ -116,7 +122,7 @@
       const e = await load(i);
       const reply = (turn) => turn.x.map((x) => e.words[x]).join("");
       const turns = e.turns.map((turn) => `${turn.o} ${reply(turn)} ${turn.c ?? ""}`);
-      texts.set(i, [e.goal, e.task, e.family, e.skill ?? "", e.wrong ?? "", ...turns].join("\n").toLowerCase());
+      texts.set(i, [e.goal, e.task, e.family, e.skill ?? "", e.wrong ?? "", e.given ?? "", ...turns].join("\n").toLowerCase());
     }
     return texts.get(i);
   };
@@ -125,7 +131,7 @@
     const mine = ++searching, query = $("search").value.trim().toLowerCase();
     const [family, outcome, iteration, source] = ["family", "outcome", "iteration", "source"].map((name) => $(name).value);
     const fits = (e) => (!family || e.family === family) && (!outcome || e.won === (outcome === "won"))
-      && (!iteration || String(e.iteration) === iteration) && (!source || e.panel === (source === "panel"));
+      && (!iteration || String(e.iteration) === iteration) && (!source || (source === "second" ? e.second : e.panel === (source === "panel")));
     let found = episodes.map((e, i) => i).filter((i) => fits(episodes[i]));
     if (query) {
       $("count").textContent = "searching\u2026";
@@ -176,6 +182,7 @@
     $(id).append(option);
   });
   options("family", [...new Set(episodes.map((e) => e.family))].sort(), visible);
+  if (episodes.some((e) => e.second)) options("source", ["second"], () => "second attempts");
   const iterations = [...new Set(episodes.map((e) => e.iteration))].sort((a, b) => a - b);
   options("iteration", iterations, (i) => i ? `iteration ${i}` : "before training");
   const first = Number(location.hash.slice(1));
