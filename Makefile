@@ -6,7 +6,7 @@ export JAX_PLATFORMS ?= cpu
 .PHONY: demo test lint reference clean
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m launch.train --config=configs/quickstart.py --workdir=runs/demo
+	$(BIN)/python -m launch.train --config=configs/quickstart.py:seed_plus --workdir=runs/demo
 
 test: $(VENV)/.installed-test lint
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder

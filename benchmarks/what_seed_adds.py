@@ -3,7 +3,7 @@
     python -m benchmarks.what_seed_adds --out=runs/adds --seeds=5
 
 A sweep over methods and seeds (see launch/sweep.py: finished runs are kept, unfinished ones resume), then
-results.json, results.md and curves.svg (needs matplotlib) in --out. A gain counts as one of hindsight only if the
+results.json, results.md and two pictures (matplotlib) in --out. A gain counts as one of hindsight only if the
 right skills beat wrong ones and filler words. Second attempts count in the budget: a group has as many episodes with
 them as without. Extra arguments `--config.FIELD=VALUE` go to every run.
 """
@@ -25,7 +25,7 @@ from launch.settings import METHOD, SweepError, parse_overrides, plan
 from launch.sweep import start
 from seed_jax.report.comparison import read_summary
 from seed_jax.report.paired import by_game
-from seed_jax.runtime.logging import METRICS_FILE, OUTCOMES_FILE, read_jsonl, write_whole
+from seed_jax.runtime.logging import METRICS_FILE, OUTCOMES_FILE, TEACHER_FILE, read_jsonl, write_whole
 
 OUT = flags.DEFINE_string("out", "runs/what_seed_adds", "directory of all runs")
 METHODS = flags.DEFINE_list("methods", None, "names of VARIANTS, or of presets; default: all of VARIANTS")
@@ -46,8 +46,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     f"{BEST}_true": {METHOD: BEST, "hindsight.control": "true_skill"},
     f"{BEST}_library": {METHOD: BEST, "hindsight.source": "static_library"},
 }
-# What a run costs beside training and its evaluations is left out, and the panel is played at one temperature.
+# Half the quickstart's episodes an iteration, half its panel at one temperature, and nothing but training and
+# evaluations: 35 runs take long enough.
 OVERRIDES = {
+    "rollout.tasks": "8",
+    "eval.games": "96",
     "log.tensorboard": "False",
     "log.trajectories_every": "0",
     "log.trajectories_panel": "0",
@@ -68,7 +71,11 @@ def setting_of(name: str) -> dict[str, Any]:
 
 
 def course(workdir: Path, episodes_per_iteration: int) -> dict[str, list[float]]:
-    """Of one run, at each evaluation: iteration, success, and what it had cost: episodes, generated tokens, seconds."""
+    """Of one run, at each evaluation: iteration, success, and what it had cost: episodes, generated tokens, seconds.
+
+    teacher: its success with its own skill on some games of the panel, where it was measured ([] if not); gradients:
+    norm of the distillation's part over that of the rest, at the first update
+    """
     summary, metrics = read_summary(workdir), read_jsonl(workdir / METRICS_FILE)
     spent = {"tokens": [0.0], "seconds": [0.0]}
     for record in metrics:
@@ -77,7 +84,11 @@ def course(workdir: Path, episodes_per_iteration: int) -> dict[str, list[float]]
         spent["tokens"].append(spent["tokens"][-1] + (record.get("rollout/generated_tokens") or 0.0))
     points = {e["iteration"]: e["success_rate"] for e in summary["evaluations"]}
     steps = sorted(points)
+    teacher = {r["iteration"]: r["self"] for r in read_jsonl(workdir / TEACHER_FILE)}
+    norms = [metrics[0].get(f"update/{part}_grad_norm") for part in ("distill", "rl")]
     return {
+        "teacher": [teacher[step]["teacher"]["success_rate"] for step in steps if step in teacher],
+        "gradients": [norms[0] / norms[1]] if all(norms) else [],
         "iterations": steps,
         "success": [points[step] for step in steps],
         "episodes": [step * episodes_per_iteration for step in steps],
@@ -159,19 +170,50 @@ def plot(courses: Mapping[str, Sequence[Mapping[str, Any]]], out: Path) -> None:
     figure.savefig(out, metadata={"Date": None})
 
 
+def front(courses: Mapping[str, Sequence[Mapping[str, Any]]], out: Path) -> None:
+    """The student, its teacher and GRPO in one picture: mean over seeds, band of one standard error of that mean."""
+    from matplotlib import pyplot
+
+    shown = [
+        (BEST, "success", "-", COLORS[0], "SEED+: the policy, without a skill"),
+        (BEST, "teacher", "--", COLORS[0], "its teacher: the same policy with its own skill"),
+        (f"{BEST}_wrong", "success", "-", COLORS[3], "SEED+ with skills of other tasks"),
+        ("seed", "success", "-", COLORS[2], "SEED as published"),
+        ("grpo", "success", "-", COLORS[1], "GRPO"),
+    ]
+    figure, axis = pyplot.subplots(figsize=(7.2, 4.0))
+    for name, field, style, color, label in shown:
+        runs = courses.get(name, ())
+        values = np.array([run[field] for run in runs])
+        if not values.size:
+            continue
+        x, mean = runs[0]["episodes"][: values.shape[1]], values.mean(0)
+        error = values.std(0, ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else np.zeros_like(mean)
+        axis.plot(x, mean, style, color=color, marker="o", markersize=3, label=label)
+        axis.fill_between(x, mean - error, mean + error, color=color, alpha=0.15, linewidth=0)
+    axis.set_xlabel("training episodes")
+    axis.set_ylabel("success on held-out games")
+    axis.set_ylim(0.2, 1.0)
+    axis.grid(alpha=0.3)
+    axis.legend(loc="lower right", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(out, metadata={"Date": None})
+
+
 def table(results: Mapping[str, Any]) -> str:
     """results.md: one line a method, then the paired differences."""
     lines = [
-        f"| method | seeds | before | after | mean over the run | episodes to {TARGET:g} | tokens | seconds |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| method | seeds | before | after | run mean | episodes to {TARGET:g} | tokens | seconds | gradients |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, m in results["methods"].items():
         reached = [e for e in m["episodes_to_target"] if e is not None]
         price = f"{np.mean(reached):.0f} ({len(reached)} of {m['seeds']})" if reached else "never"
         spread = f" ± {np.std(m['final']):.3f}" if m["seeds"] > 1 else ""
+        gradients = f"{m['gradients']:.2g}" if m["gradients"] is not None else "\u2013"
         lines.append(
             f"| {name} | {m['seeds']} | {m['success'][0]:.3f} | {np.mean(m['final']):.3f}{spread} | "
-            f"{np.mean(m['area']):.3f} | {price} | {m['tokens'][-1]:,.0f} | {m['seconds'][-1]:.0f} |"
+            f"{np.mean(m['area']):.3f} | {price} | {m['tokens'][-1]:,.0f} | {m['seconds'][-1]:.0f} | {gradients} |"
         )
     for baseline, differences in results["differences"].items():
         lines += ["", f"| minus {baseline} | final success | mean over the evaluations |", "|---|---|---|"]
@@ -194,8 +236,10 @@ def evaluate(runs: Mapping[str, Sequence[tuple[Path, int]]]) -> dict[str, Any]:
     methods = {}
     for name, found in courses.items():
         mean = {f: np.mean([run[f] for run in found], axis=0).tolist() for f in ("success", "tokens", "seconds")}
+        ratios = [ratio for run in found for ratio in run["gradients"]]
         methods[name] = {
             "seeds": len(found),
+            "gradients": float(np.mean(ratios)) if ratios else None,
             "episodes": found[0]["episodes"],
             **mean,
             "by_seed": [run["success"] for run in found],
@@ -236,11 +280,12 @@ def main(argv: list[str]) -> int:
     write_whole(out / "results.json", json.dumps(results, indent=1) + "\n")
     write_whole(out / "results.md", table(results) + "\n")
     plot(results["courses"], out / "curves.svg")
+    front(results["courses"], out / "front.svg")
     if JSON.value:
         told = {name: {"episodes": m["episodes"], "success": m["success"]} for name, m in results["methods"].items()}
         print(json.dumps(told))
     else:
-        print(f"\n{table(results)}\n\nwritten: {out / 'results.json'}, results.md, curves.svg")
+        print(f"\n{table(results)}\n\nwritten: {out / 'results.json'}, results.md, curves.svg, front.svg")
     return code
 
 

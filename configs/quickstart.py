@@ -21,7 +21,7 @@ def get_config(variant: str = "seed") -> ConfigDict:
     config = base.get_config()
     long = variant == "long" or variant.startswith("long-")
     method = (variant.removeprefix("long").removeprefix("-") or "seed") if long else variant
-    config.iterations = 60 if long else 15
+    config.iterations = 60 if long else 8
     config.old_logprobs = (
         "sampler"  # float32 on one device: the sampler's log-probs are the trainer's (update/sampler_gap)
     )
@@ -56,7 +56,7 @@ def get_config(variant: str = "seed") -> ConfigDict:
     config.pack.scored_tokens_per_row = 48
     config.pack.rows_per_micro = 64
     config.pack.micros_per_mini = 1
-    config.eval.every = 5
+    config.eval.every = 2
     config.eval.games = 192
     config.log.trajectories_every = 1
     # Stage 1, which starts from assets/quickstart/base: --config.model.init=assets/quickstart/base

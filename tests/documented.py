@@ -61,7 +61,8 @@ SCALED = {
     "launch.export_hf": [],
     "launch.replay": [],
     "launch.build_quickstart": [
-        "--base_steps=2", "--polish_steps=1", "--weaken_steps=1", "--stage1_steps=1", "--games=30", "--card_games=2",
+        "--base_steps=2", "--polish_steps=1", "--weaken_steps=1", "--stage1_steps=1",
+        "--stage1_polish_steps=1", "--stage1_games=30", "--games=30", "--card_games=2",
     ],
     "launch.compile_check": [*SMALL, "--model=assets/quickstart/stage1", "--programs=reshard"],
     "envs.alfworld.generate": ["--games=2"],
@@ -70,7 +71,7 @@ SCALED = {
     "envs.search.serve": ["--port=0"],
     "benchmarks.alfworld": ["--games=1", "--envs=2", "--steps=2"],
     "benchmarks.trajectories": [*SMALL, "--config.iterations=2"],
-    "benchmarks.quickstart_curves": ["--seeds=0", "--iterations=1", *SMALL],
+    "benchmarks.what_seed_adds": ["--seeds=1", "--iterations=1", "--methods=grpo", *SMALL],
     "pdoc": [],
     "drawers.py": [],
 }  # fmt: skip

@@ -34,6 +34,7 @@ def teacher_card(run: Run) -> str:
         f"{last['games']} games of the panel, families in turn, played bare and again with a skill in the "
         f"prompt.{covered} Margin: teacher minus student, game by game, the most that distillation can give. "
         "Bands: one standard error.",
+        wide=True,
     )
 
 

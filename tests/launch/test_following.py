@@ -41,7 +41,7 @@ def get_config():
     config.env.max_steps = 4
     config.rollout.tasks, config.rollout.prompt_bucket = 5, 192
     config.annotate.tasks, config.annotate.rollouts = 12, 2
-    config.sft.epochs, config.sft.batch, config.sft.play_episodes = 1, 16, 1
+    config.sft.epochs, config.sft.batch, config.sft.play_episodes = 1, 16, 0
     config.log.tensorboard = False
     return config
 """
@@ -82,7 +82,8 @@ def home(tmp_path_factory):
 def test_every_skill_is_read_once_and_the_report_pairs_both_episodes(home):
     bare, skills, followed = (read_jsonl(home.data / f"{name}.jsonl") for name in ("rollouts", "skills", "followed"))
     assert len(followed) == len(bare) == 24
-    skill_of, won = ({line["episode"]: line[name] for line in lines} for lines, name in ((skills, "skill"), (bare, "won")))
+    skill_of = {line["episode"]: line["skill"] for line in skills}
+    wins = [{line["episode"]: line["won"] for line in lines} for lines in (bare, followed)]
     words = tiny.tokenizer()
     for line in followed:
         assert line["skill"] == skill_of[line["episode"]] and line["episode"].startswith(f"{line['task']}#")
@@ -94,8 +95,7 @@ def test_every_skill_is_read_once_and_the_report_pairs_both_episodes(home):
     replies = [[turn["response"] for line in lines for turn in line["turns"]] for lines in (bare, followed)]
     assert replies[0] != replies[1]
     report = home.report("following")
-    before, after = (np.array([wins[line["episode"]] for line in followed], float)
-                     for wins in (won, {line["episode"]: line["won"] for line in followed}))  # fmt: skip
+    before, after = (np.array([won[name] for name in sorted(won)], float) for won in wins)
     assert report["student"]["success_rate"] == before.mean() and 0 < after.mean() < 1
     assert report["teacher"]["success_rate"] == after.mean()
     assert report["margin"]["success_rate"] == pytest.approx((after - before).mean())
@@ -126,12 +126,13 @@ def test_what_is_missing_is_played_as_it_was_and_a_changed_skill_anew(home):
 
 def test_rows_of_won_episodes_teach_a_model(home):
     assert home.stage("dataset").code == 0
-    without = [json.loads((home.data / f"{side}.jsonl").read_text().splitlines()[0]) for side in ("train", "val")]
-    assert all(row["kind"] in ("skill", "act") for row in without)
+    without = [row for side in ("train", "val") for row in read_jsonl(home.data / f"{side}.jsonl")]
+    assert {row["kind"] for row in without} == {"skill", "act"}
     done = home.stage("dataset", "--config.annotate.following=50")
     assert done.code == 0 and "following rows where annotate.following asks for" in done.output, done.output
     followed = {line["episode"]: line for line in read_jsonl(home.data / "followed.jsonl")}
     rows = [row for side in ("train", "val") for row in read_jsonl(home.data / f"{side}.jsonl")]
+    assert [row for row in rows if row["kind"] != "follow"] == without
     rows = [row for row in rows if row["kind"] == "follow"]
     useful = {
         (name, number)
@@ -150,7 +151,12 @@ def test_rows_of_won_episodes_teach_a_model(home):
     assert trained.code == 0, trained.output
     summary = json.loads((home.directory / "run" / "summary.json").read_text())
     meta = json.loads((home.data / "dataset.json").read_text())
-    assert summary["last"]["val_loss_follow"] < summary["before"]["val_loss_follow"]
+    counts = meta["val"]
+    assert counts.keys() == {"skill", "act", "follow"}
+    for record in (summary["before"], summary["last"]):  # a mean over examples, whatever their kind
+        mixed = sum(count * record[f"val_loss_{kind}"] for kind, count in counts.items()) / sum(counts.values())
+        assert record["val_loss"] == pytest.approx(mixed, rel=1e-5)
+    assert summary["last"]["val_loss"] < summary["before"]["val_loss"]
     assert f"{meta['train']['follow']} follow rows" in (home.directory / "run" / "best" / "README.md").read_text()
 
 
@@ -170,7 +176,7 @@ def test_another_player_is_no_comparison(home):
         ("following", ["--server=http://localhost/v1", "--served_model=m"], "--server with --stage=following"),
         ("following", ["--config.env.max_steps=5"], "are of other games (there -> yours): env.max_steps: 4 -> 5; use"),
         ("following", ["--config.hindsight.placement=user_prefix"], "was begun with other settings"),
-        ("following", ["--out=nothing"], "rollouts.jsonl does not exist; make it with launch.annotate --stage=rollouts"),
+        ("following", ["--out=nothing"], "rollouts.jsonl does not exist; make it with launch.annotate --stage="),
         ("following", ["--out=unwritten"], "skills.jsonl does not exist; make it with launch.annotate --stage=skills"),
         ("following", ["--out=useless"], "skills.jsonl has no usable skill for the tasks of this config"),
         ("dataset", ["--config.annotate.following=-1"], "annotate.following = -1.0: must be a number, 0 or more"),

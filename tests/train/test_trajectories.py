@@ -233,31 +233,6 @@ def test_panel_games_are_the_same_at_every_evaluation(recorded):
         assert np.mean([o["won"] for o in result["outcomes"]]) == evaluation["success_rate"]
 
 
-@pytest.mark.slow
-def test_second_attempts_of_a_run(model_dir, tmp_path, planner_skills):
-    """What is recorded of them is what the sampler said of the prompts with the skill: there is no other view."""
-    config = tiny.config(model_dir)
-    config.iterations, config.old_logprobs = 1, "recompute"
-    config.rollout.group, config.hindsight.second_attempts = 3, 0.34
-    config.log.trajectories_per_iteration = config.rollout.tasks * config.rollout.group
-    config.log.diagnostics_episodes, config.log.tensorboard, config.log.trajectories_panel = 0, False, 0
-    tiny.run(config, tmp_path / "run")
-    records = {r["index"]: r for r in read_jsonl(tmp_path / "run" / "trajectories.jsonl")}
-    seconds = [r for r in records.values() if r["attempt_of"] is not None]
-    assert len(seconds) == 3 and len(records) == 9
-    for again in seconds:
-        first = records[again["attempt_of"]]
-        assert (again["task"], again["group"]) == (first["task"], first["group"])
-        assert again["given_skill"] == first["skill"] and first["given_skill"] is None
-        assert again["skill"] is None and again["wrong_skill"] is None
-        for turn in again["turns"]:
-            assert "teacher" not in turn and "wrong" not in turn and len(turn["student"]) == len(turn["tokens"])
-            assert turn["skill"].endswith(first["skill"])
-    page = report.write(load_runs([tmp_path / "run"]), tmp_path / "out", draw=False)
-    assert "A second attempt plays a game again" in page[0].read_text()
-    assert "<h3>Second attempts</h3>" in page[1].read_text()
-
-
 # -- the pages of that run, in a browser -------------------------------------------------------------------------------
 
 in_browser = pytest.mark.skipif(driver.find() is None, reason=driver.NEEDED)

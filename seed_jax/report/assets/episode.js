@@ -149,6 +149,7 @@ const seedEpisodes = (index, state, go) => {
   };
   // A second attempt is shown as the policy read it: with the skill, so that there is no other view of it.
   const viewOf = (episode) => episode.second ? "student" : state.view;
+  const replyName = (view) => `${view === "student" ? "log-prob" : "gap"} of the reply`;
   const replySum = (turn, view) => {
     const values = turn[view === "student" ? "s" : views[view]];
     return values ? values.reduce((a, b) => a + b, 0) / UNIT : null;
@@ -160,7 +161,7 @@ const seedEpisodes = (index, state, go) => {
       const cell = make("button", "", String(number + 1)), gap = replySum(turn, view);
       cell.type = "button";
       cell.style.backgroundColor = gap === null || view === "student" ? "" : shade("gap", gap / 2);
-      cell.title = gap === null ? "no skill" : `${view === "student" ? "log-prob" : "gap"} of the reply ${signed(gap)} nats`;
+      cell.title = gap === null ? "no skill" : `${replyName(view)} ${signed(gap)} nats`;
       cell.setAttribute("aria-label", `turn ${number + 1}, ${cell.title}`);
       cell.addEventListener("click", () => turns.children[number].scrollIntoView({ block: "center" }));
       strip.append(cell);
@@ -178,7 +179,7 @@ const seedEpisodes = (index, state, go) => {
     const say = (k) => out.replaceChildren(readout(turn, k, episode.words));
     const total = replySum(turn, view);
     out.textContent = total === null ? "no skill for this turn"
-      : `${view === "student" ? "log-prob" : "gap"} of the reply ${signed(total)} nats${turn.k ? " (" + visible(turn.k) + ")" : ""}`;
+      : `${replyName(view)} ${signed(total)} nats${turn.k ? " (" + visible(turn.k) + ")" : ""}`;
     const n = turn.x.length, cut = [];
     if (turn.th) cut.push(["reasoning", turn.th]);
     if (turn.ac) cut.push(["action", turn.ac]);
@@ -198,11 +199,13 @@ const seedEpisodes = (index, state, go) => {
     if (turn.sk) content.append(longText("sum", "skill of this turn: " + turn.sk));
     return node;
   };
-  const FROM_FIRST = "Skill of the first attempt, which the policy read in the second";
+  const READ = ["The policy reads no skill", "Skill that the policy read"];
+  const READ_SECOND = ["The policy reads a skill at single turns only",
+    "Skill of the first attempt, which the policy read in the second"];
   const skillNode = (episode) => {
-    const view = viewOf(episode);
+    const view = viewOf(episode), [nothing, what] = episode.second ? READ_SECOND : READ;
     const texts = {
-      student: [`The policy reads ${episode.second ? "a skill at single turns only" : "no skill"}`, episode.given ?? "", episode.second ? FROM_FIRST : "Skill that the policy read"],
+      student: [nothing, episode.given ?? "", what],
       teacher: ["", episode.skill ?? "", index.skill_title],
       wrong: ["", episode.wrong ?? "", "A skill of another task"],
     };
@@ -229,7 +232,8 @@ const seedEpisodes = (index, state, go) => {
     head.append(make("h2", "", visible(episode.goal)));
     const facts = make("p", "facts");
     const attempts = attemptsOf(episode.place);
-    const kind = episode.panel ? "held-out game" : "training episode" + (episode.second ? ", second attempt" : attempts ? ", first attempt" : "");
+    const which = episode.second ? ", second attempt" : attempts ? ", first attempt" : "";
+    const kind = episode.panel ? "held-out game" : "training episode" + which;
     facts.append(make("span", "badge " + (episode.won ? "won" : "lost"), episode.won ? "\u2713 won" : "\u2717 lost"),
       [visible(episode.family), when(episode), kind, `${episode.turns.length} turns`, visible(episode.task)].join(", "));
     head.append(facts);
@@ -239,7 +243,8 @@ const seedEpisodes = (index, state, go) => {
       times.append("same game:");
       const named = {};
       for (const j of others) {
-        const name = `${when(episodes[j])}${episodes[j].second ? ", second attempt" : ""} ${episodes[j].won ? "\u2713" : "\u2717"}`, again = named[name] = (named[name] ?? 0) + 1;
+        const e = episodes[j], name = `${when(e)}${e.second ? ", second attempt" : ""} ${e.won ? "\u2713" : "\u2717"}`;
+        const again = named[name] = (named[name] ?? 0) + 1;
         const button = make("button", "", again > 1 ? `${name} (${again})` : name);
         button.type = "button";
         button.setAttribute("aria-current", String(j === episode.place));

@@ -6,7 +6,8 @@
   const $ = (id) => document.getElementById(id);
   const state = { shown: [], current: -1, view: "teacher", color: "gap", compare: -1, at: null };
   const go = {};
-  const { make, visible, load, views, scale, when, same, attemptsOf, skillNode, episodeNode } = seedEpisodes(index, state, go);
+  const drawn = seedEpisodes(index, state, go);
+  const { make, visible, load, views, scale, when, same, attemptsOf, skillNode, episodeNode } = drawn;
   const ROWS = 120;
 
   // -- page ---------------------------------------------------------------------------------------------------------
@@ -122,7 +123,8 @@
       const e = await load(i);
       const reply = (turn) => turn.x.map((x) => e.words[x]).join("");
       const turns = e.turns.map((turn) => `${turn.o} ${reply(turn)} ${turn.c ?? ""}`);
-      texts.set(i, [e.goal, e.task, e.family, e.skill ?? "", e.wrong ?? "", e.given ?? "", ...turns].join("\n").toLowerCase());
+      const skills = [e.skill ?? "", e.wrong ?? "", e.given ?? ""];
+      texts.set(i, [e.goal, e.task, e.family, ...skills, ...turns].join("\n").toLowerCase());
     }
     return texts.get(i);
   };
@@ -131,7 +133,8 @@
     const mine = ++searching, query = $("search").value.trim().toLowerCase();
     const [family, outcome, iteration, source] = ["family", "outcome", "iteration", "source"].map((name) => $(name).value);
     const fits = (e) => (!family || e.family === family) && (!outcome || e.won === (outcome === "won"))
-      && (!iteration || String(e.iteration) === iteration) && (!source || (source === "second" ? e.second : e.panel === (source === "panel")));
+      && (!iteration || String(e.iteration) === iteration)
+      && (!source || (source === "second" ? e.second : e.panel === (source === "panel")));
     let found = episodes.map((e, i) => i).filter((i) => fits(episodes[i]));
     if (query) {
       $("count").textContent = "searching\u2026";
