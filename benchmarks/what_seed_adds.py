@@ -193,7 +193,7 @@ def front(courses: Mapping[str, Sequence[Mapping[str, Any]]], out: Path) -> None
         axis.fill_between(x, mean - error, mean + error, color=color, alpha=0.15, linewidth=0)
     axis.set_xlabel("training episodes")
     axis.set_ylabel("success on held-out games")
-    axis.set_ylim(0.2, 1.0)
+    axis.set_ylim(0.0, 1.0)
     axis.grid(alpha=0.3)
     axis.legend(loc="lower right", fontsize=8)
     figure.tight_layout()

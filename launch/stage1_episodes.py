@@ -195,11 +195,17 @@ def follow(config, out: Path) -> dict[str, Any]:
     bare, skills = dataset.load_sources(
         (out / records_lib.ROLLOUTS_FILE, "rollouts"), (out / records_lib.SKILLS_FILE, "skills")
     )
-    same_player = _same_player(config, out)
+    other_player = _other_player(config, out)
     read = {field: config_lib.flatten(config)[field] for field in ("hindsight.placement", "hindsight.max_skill_tokens")}
     records_lib.check_settings(out, "following", {**_settings(config), **read})
     usable = {line["episode"]: Skill(line["summary"], line["skill"]) for line in skills if line["skill"]}
     waves = _with_skills(config, usable)
+    if other_player:
+        print(
+            f"note: the episodes without a skill are of another player ({other_player}), so the report has no margin; "
+            "launch.evaluate --skills=self measures it",
+            file=sys.stderr,
+        )
     path = out / records_lib.FOLLOWED_FILE
     records_lib.mend(path)
 
@@ -218,17 +224,17 @@ def follow(config, out: Path) -> dict[str, Any]:
         "without_usable_skill": len(skills) - len(usable),
         "turns_without_room": sum(not turn["with_skill"] for line in followed for turn in line["turns"]),
         **_drops(counts),
-        "same_player": same_player,
-        **_compared(bare, followed, same_player),
+        "same_player": not other_player,
+        **_compared(bare, followed, not other_player),
     }
-    if same_player and (warning := teacher.nothing_to_give(report["margin"])):
+    if not other_player and (warning := teacher.nothing_to_give(report["margin"])):
         print(f"note: {warning}", file=sys.stderr)
     return report
 
 
-def _same_player(config, out: Path) -> bool:
-    """Whether the bare episodes are of the policy that plays now, so that both can be compared. Raises RecordError if
-    they are not of the same games."""
+def _other_player(config, out: Path) -> str:
+    """In what the policy of the bare episodes is not the one that plays now; "" if both can be compared. Raises
+    RecordError if the games are not the same."""
     noted, mine = records_lib.noted_settings(out).get("rollouts"), _settings(config)
     differing = [] if noted is None else [field for field in mine if noted.get(field) != mine[field]]
     shown_as = {field: f"{field}: {noted.get(field)!r} -> {mine[field]!r}" for field in differing}
@@ -238,14 +244,7 @@ def _same_player(config, out: Path) -> bool:
             f"the episodes of {out} are of other games (there -> yours): {', '.join(shown_as[f] for f in games)}; use "
             "the config that they were made with"
         )
-    other = [field for field in differing if field != "rollout.tasks"]
-    if other:
-        print(
-            f"note: the episodes without a skill are of another player ({', '.join(shown_as[f] for f in other)}), so "
-            "the report has no margin; launch.evaluate --skills=self measures it",
-            file=sys.stderr,
-        )
-    return not other
+    return ", ".join(shown_as[field] for field in differing if field != "rollout.tasks")
 
 
 def _with_skills(config, usable: dict[str, Skill]) -> list[Wave]:

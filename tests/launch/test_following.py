@@ -161,11 +161,14 @@ def test_rows_of_won_episodes_teach_a_model(home):
 
 
 def test_another_player_is_no_comparison(home):
-    home.copy("other", "followed.jsonl", "report_following.json")
+    out = home.copy("other", "followed.jsonl", "report_following.json")
+    settings = json.loads((out / "settings.json").read_text())
+    del settings["following"]
+    (out / "settings.json").write_text(json.dumps(settings))
     shutil.copytree(home.directory / "model", home.directory / "model2")
     done = home.stage("following", "--config.model.init=model2", out="other")
     assert done.code == 0 and "of another player (model.init: 'model' -> 'model2')" in done.output, done.output
-    report = json.loads((home.directory / "other" / "report_following.json").read_text())
+    report = json.loads((out / "report_following.json").read_text())
     assert "margin" not in report and "student" not in report["family"].popitem()[1]
     assert report["same_player"] is False and report["teacher"] == home.report("following")["teacher"]
 
