@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -132,6 +133,19 @@ def leaves(params):
     import jax
 
     return jax.tree.leaves(params["vision"])
+
+
+def test_the_model_plays_again_with_the_skills_in_its_prompts(home, data):
+    """It sees the rooms, and reads what the service has written."""
+    out = Path(shutil.copytree(data[0], home / "followed"))
+    done = launch(home, "annotate", "--stage=following", f"--out={out}")
+    assert done.returncode == 0 and "are of another player (server: " in done.stderr, done.stderr
+    lines = read_jsonl(out / "followed.jsonl")
+    turns = [turn for line in lines for turn in line["turns"]]
+    assert len(lines) == 12 and {line["skill"] for line in lines} == {SKILL["episode_skill"]}
+    assert all(turn["with_skill"] and (out / turn["image"]).exists() for turn in turns)
+    report = json.loads((out / "report_following.json").read_text())
+    assert report["turns_without_room"] == 0 and report["teacher"]["success_rate"] == sum(x["won"] for x in lines) / 12
 
 
 def test_what_does_not_fit_together_is_one_line(home, data):

@@ -77,7 +77,7 @@ def test_method_chooses_the_variant_and_overrides_come_on_top():
 
 @pytest.mark.parametrize("text", ["", "0x1g", "[1", "'a'", "1.5", "true"])
 def test_text_of_another_type_names_the_field(text):
-    with pytest.raises(SweepError, match=r"iterations = .*: must be a int such as 15"):
+    with pytest.raises(SweepError, match=r"iterations = .*: must be a int such as 8"):
         build(QUICKSTART, {}, {"iterations": text})
 
 
