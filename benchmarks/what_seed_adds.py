@@ -27,14 +27,6 @@ from seed_jax.report.comparison import read_summary
 from seed_jax.report.paired import by_game
 from seed_jax.runtime.logging import METRICS_FILE, OUTCOMES_FILE, TEACHER_FILE, read_jsonl, write_whole
 
-OUT = flags.DEFINE_string("out", "runs/what_seed_adds", "directory of all runs")
-METHODS = flags.DEFINE_list("methods", None, "names of VARIANTS, or of presets; default: all of VARIANTS")
-SEEDS = flags.DEFINE_integer("seeds", 5, "seeds of each method", lower_bound=1)
-FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "the first of them", lower_bound=0)
-ITERATIONS = flags.DEFINE_integer("iterations", None, "iterations of each run; default: the config's", lower_bound=1)
-JSON = flags.DEFINE_bool("json", False, "end with one JSON object: method -> episodes, success per evaluation")
-PLOT_ONLY = flags.DEFINE_bool("plot_only", False, "run nothing, compare what is there")
-
 CONFIG = "configs/quickstart.py"
 BEST = "seed_plus"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -256,15 +248,16 @@ def evaluate(runs: Mapping[str, Sequence[tuple[Path, int]]]) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    out, names = Path(OUT.value), METHODS.value or list(VARIANTS)
+    asked = flags.FLAGS
+    out, names = Path(asked.out), asked.methods or list(VARIANTS)
     try:
         overrides = {**OVERRIDES, **parse_overrides(argv[1:])}
-        if ITERATIONS.value:
-            overrides["iterations"] = str(ITERATIONS.value)
-        seeds = range(FIRST_SEED.value, FIRST_SEED.value + SEEDS.value)
+        if asked.iterations:
+            overrides["iterations"] = str(asked.iterations)
+        seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
         wanted = [(name, {"seed": seed, **setting_of(name)}) for seed in seeds for name in names]
         planned = plan(CONFIG, [setting for _, setting in wanted], overrides, out)
-        code = 0 if PLOT_ONLY.value else start("what_seed_adds", planned, out)
+        code = 0 if asked.plot_only else start("what_seed_adds", planned, out)
         found: dict[str, list[tuple[Path, int]]] = {}
         for (name, _), run in zip(wanted, planned, strict=True):
             if read_summary(out / run.name):
@@ -281,7 +274,7 @@ def main(argv: list[str]) -> int:
     write_whole(out / "results.md", table(results) + "\n")
     plot(results["courses"], out / "curves.svg")
     front(results["courses"], out / "front.svg")
-    if JSON.value:
+    if asked.json:
         told = {name: {"episodes": m["episodes"], "success": m["success"]} for name, m in results["methods"].items()}
         print(json.dumps(told))
     else:
@@ -289,5 +282,16 @@ def main(argv: list[str]) -> int:
     return code
 
 
-if __name__ == "__main__":
+def run() -> None:
+    flags.DEFINE_string("out", "runs/what_seed_adds", "directory of all runs")
+    flags.DEFINE_list("methods", None, "names of VARIANTS, or of presets; default: all of VARIANTS")
+    flags.DEFINE_integer("seeds", 5, "seeds of each method", lower_bound=1)
+    flags.DEFINE_integer("first_seed", 0, "the first of them", lower_bound=0)
+    flags.DEFINE_integer("iterations", None, "iterations of each run; default: the config's", lower_bound=1)
+    flags.DEFINE_bool("json", False, "end with one JSON object: method -> episodes, success per evaluation")
+    flags.DEFINE_bool("plot_only", False, "run nothing, compare what is there")
     app.run(main, flags_parser=lambda argv: flags.FLAGS(argv, known_only=True))
+
+
+if __name__ == "__main__":
+    run()

@@ -91,7 +91,7 @@ def test_given_skills_come_with_images():
         def give(self, episode, place, share):
             episode.given = Skill("", "s")
 
-        def encode(self, prompts, skills, images):
+        def encode_texts(self, prompts, texts, images):
             asked.extend(images)
             return [[7, *ids] for ids in tok.encode_prompts(tokenizer(), prompts, images=images)]
 

@@ -42,6 +42,8 @@ def config(model_dir: Path, method: str, url: str):
         made.pack.row_tokens = made.pack.teacher_row_tokens = 460
     if made.hindsight.source in EVIDENCE:  # and so are a solution and an answer of the environment
         made.hindsight.max_skill_tokens, made.pack.teacher_row_tokens = 120, 280
+    if made.distill.schedule == "margin":
+        made.eval.every, made.eval.teacher_games = 1, 2
     made.rollout.max_rounds = 2
     return made
 

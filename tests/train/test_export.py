@@ -185,7 +185,7 @@ def test_card_says_how_it_was_trained_and_what_is_not_known(finished, tmp_path, 
     _, body = card(export.export_checkpoint(copied, tmp_path / "out").directory)
     assert f"| training games | `generated`, split `train`, 12 games, sha256 `{'train' * 9}` |" in body
     assert f"| evaluation games | `generated`, split `seen`, 6 games, sha256 `{'panel' * 9}` |" in body
-    assert "`distill.coef=0.03`" in body and "`hindsight.source=self_hindsight`" in body
+    assert "`distill.coef=0.01`" in body and "`hindsight.source=self_hindsight`" in body
     assert f"| seeds | training {config.seed}, evaluation {config.eval.seed} |" in body
     assert "| episodes | 3 tasks x 2 episodes an iteration, at temperature 1 |" in body
     assert "No skill is read at inference" in body and "evaluation at 0 and 0.4 (0 = greedy)" in body
