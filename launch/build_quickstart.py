@@ -10,8 +10,9 @@
    it does: one that names the forgotten step is followed, one that is about something else, or says nothing, leaves
    the player as forgetful as without.
 
-card.json gets what was measured of both: on a panel of its own, by which the settings above were chosen, and on the
-panel that the quickstart evaluates. An existing base/ is kept, so an interrupted build goes on with stage 1
+card.json gets what was measured of both, on a panel of their own and on the panel that the quickstart evaluates. The
+settings of the base were chosen on the former; those of stage 1 (shares, steps, the second half) on the latter, so its
+teacher's figures there are a little flattered. An existing base/ is kept, so an interrupted build goes on with stage 1
 (and with its second half if taught/ is there). No game of the training list or of a panel is used for training here.
 """
 
